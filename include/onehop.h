@@ -1,0 +1,569 @@
+/* onehop: the fastest all-reduce between the processors of one machine.
+ *
+ * This header is the manual. It is the only header that is installed; it includes nothing of CUDA.
+ *
+ * How it fits together, from the bottom up:
+ *   group          ranks that found each other: exchange of small blobs and descriptors
+ *   symmetric      one allocation per rank, mapped by every rank of the group
+ *   communicator   a thin pointer holder over such memory, whoever allocated it; runs all-reduces
+ *   context        the easy way: group + memory + communicator + liveness + capture (onehop_t)
+ * Most programs need only onehop_create, onehop_all_reduce, onehop_synchronize, onehop_destroy.
+ *
+ * Rules that hold for every call below unless its comment says otherwise:
+ *   - Functions that can fail return onehop_result: 0 is success, negative is an error. The calling
+ *     thread's sentence about the last error is onehop_last_error(). Outputs (`*_out`) come last and
+ *     are written only on success.
+ *   - Config structs begin with struct_size; set it to sizeof the struct (ONEHOP_CONFIG_INIT does)
+ *     and leave every other byte zero: zero means "default" for each field that says so.
+ *   - destroy, close and free take NULL, return void, are local and never wait for a peer.
+ *   - An object may be used by any thread, by one thread at a time. Different objects are
+ *     independent. onehop_abort, onehop_status and onehop_set_timeout may run beside other calls.
+ *   - Nothing hangs for ever: a wait for a peer ends at the deadline (config timeout_ms, 300 s by
+ *     default) with an error that names the peer.
+ *   - The library never changes the environment, the current CUDA device, signal handlers or errno
+ *     of a successful call, and starts no thread but the worker of a host stream you create.
+ *
+ * While the version is 0.x every rank of a group must run the same major.minor.
+ */
+#ifndef ONEHOP_H
+#define ONEHOP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define ONEHOP_API __attribute__((visibility("default")))
+#else
+#define ONEHOP_API
+#endif
+
+/* ---- version ------------------------------------------------------------------------------- */
+
+#define ONEHOP_VERSION_MAJOR 0
+#define ONEHOP_VERSION_MINOR 1
+#define ONEHOP_VERSION_PATCH 0
+#define ONEHOP_VERSION                                                                             \
+    (ONEHOP_VERSION_MAJOR * 10000 + ONEHOP_VERSION_MINOR * 100 + ONEHOP_VERSION_PATCH)
+
+/* Version of the loaded library, in the form of ONEHOP_VERSION. Compare it with the macro to find a
+ * header that does not fit the library. Any thread, any time. Since 0.1. */
+ONEHOP_API int onehop_version(void);
+
+/* ---- results ------------------------------------------------------------------------------- */
+
+/* Every result there is: X(name, value, text). The values are pinned; new ones are only added.
+ *   -1xx  the caller's argument or order of calls; nothing was changed, the object is still good
+ *   -2xx  the environment: machine, peers at start-up, memory; may be retried, nothing is left behind
+ *   -3xx  the communicator is dead: every later call on it returns the same error; destroy it
+ *   -4xx  a fault of onehop itself */
+#define ONEHOP_RESULTS(X)                                                                          \
+    X(ONEHOP_OK, 0, "success")                                                                     \
+    X(ONEHOP_ERR_NULL, -101, "a required pointer is NULL")                                         \
+    X(ONEHOP_ERR_ARGUMENT, -102, "an argument is out of its range")                                \
+    X(ONEHOP_ERR_STRUCT_SIZE, -103, "struct_size fits no version of the struct")                   \
+    X(ONEHOP_ERR_DTYPE, -104, "unknown or unsupported data type")                                  \
+    X(ONEHOP_ERR_OP, -105, "unknown or unsupported reduction")                                     \
+    X(ONEHOP_ERR_RANK, -106, "rank is outside 0..world_size-1")                                    \
+    X(ONEHOP_ERR_WORLD_SIZE, -107, "world size is outside 1..16")                                  \
+    X(ONEHOP_ERR_ALIGNMENT, -108, "pointer is not aligned to its element")                         \
+    X(ONEHOP_ERR_OVERLAP, -109, "input and output overlap without being equal")                    \
+    X(ONEHOP_ERR_TOO_LARGE, -110, "size exceeds what this object was made for")                    \
+    X(ONEHOP_ERR_ALGORITHM, -111, "algorithm, source or grid cannot serve this call")              \
+    X(ONEHOP_ERR_STREAM, -112, "stream cannot be used here")                                       \
+    X(ONEHOP_ERR_STATE, -113, "call is out of order")                                              \
+    X(ONEHOP_ERR_ENVIRONMENT, -114, "an environment variable has a value that is not understood")  \
+    X(ONEHOP_ERR_NO_DEVICE, -201, "no such device, or no driver for it")                           \
+    X(ONEHOP_ERR_UNSUPPORTED, -202, "not supported on this machine or by this build")              \
+    X(ONEHOP_ERR_MEMORY, -203, "out of memory")                                                    \
+    X(ONEHOP_ERR_SYSTEM, -204, "a system call failed")                                             \
+    X(ONEHOP_ERR_DRIVER, -205, "a call of the GPU driver failed")                                  \
+    X(ONEHOP_ERR_DUPLICATE_RANK, -206, "two ranks of the group have the same number")              \
+    X(ONEHOP_ERR_MISSING_PEER, -207, "not all ranks arrived in time")                              \
+    X(ONEHOP_ERR_DISAGREEMENT, -208, "ranks were set up with different versions or settings")      \
+    X(ONEHOP_ERR_SEVERAL_HOSTS, -209, "the group spans hosts or network namespaces")               \
+    X(ONEHOP_ERR_PEER_FAILED, -210, "another rank failed during a collective set-up call")         \
+    X(ONEHOP_ERR_TIMEOUT, -301, "a peer did not arrive within the deadline")                       \
+    X(ONEHOP_ERR_PEER_LOST, -302, "a peer's process ended or left the group")                      \
+    X(ONEHOP_ERR_MISMATCH, -303, "ranks made different calls")                                     \
+    X(ONEHOP_ERR_ABORTED, -304, "aborted by onehop_abort")                                         \
+    X(ONEHOP_ERR_CALLS_OVERLAP, -305, "two calls on one communicator overlapped in time")          \
+    X(ONEHOP_ERR_ROW, -306, "a captured call ran before its inputs were registered")               \
+    X(ONEHOP_ERR_INTERNAL, -401, "internal error")
+
+typedef enum onehop_result {
+#define ONEHOP_RESULT_ENUM(name, value, text) name = value,
+    ONEHOP_RESULTS(ONEHOP_RESULT_ENUM)
+#undef ONEHOP_RESULT_ENUM
+        ONEHOP_RESULT_FORCE_INT = 0x7fffffff
+} onehop_result;
+
+/* "ONEHOP_ERR_TIMEOUT" and the table's text for a result; "unknown result" for any other value.
+ * Static strings, never NULL. Any thread. Since 0.1. */
+ONEHOP_API const char *onehop_result_name(onehop_result result);
+ONEHOP_API const char *onehop_result_text(onehop_result result);
+
+/* The calling thread's last error as a sentence: what was expected, what was found, which rank.
+ * Empty string if no call of this thread has failed. Owned by the library and valid until the
+ * thread's next failing call. Set when the error is decided; successful calls leave it. Since 0.1. */
+ONEHOP_API const char *onehop_last_error(void);
+
+/* ---- types --------------------------------------------------------------------------------- */
+
+/* Most ranks of one group. */
+#define ONEHOP_MAX_RANKS 16
+
+/* A CUDA stream (cudaStream_t and CUstream convert without a cast), or on the host device a stream
+ * made by onehop_host_stream_create. NULL is the legacy default stream on CUDA; on the host device
+ * it means "run the call now, in the calling thread". */
+typedef struct CUstream_st *onehop_stream_t;
+
+typedef enum onehop_dtype {
+    ONEHOP_FLOAT32 = 1,  /* IEEE 754 binary32, 4 bytes */
+    ONEHOP_FLOAT16 = 2,  /* IEEE 754 binary16, 2 bytes */
+    ONEHOP_BFLOAT16 = 3, /* upper half of binary32, 2 bytes */
+} onehop_dtype;
+
+/* Reductions. A sum is formed in fp32 in rank order 0..W-1, starting from rank 0's value, and rounded
+ * once to the data type (nearest even). Hence the same bits on every rank, for every algorithm of
+ * onehop and every message size. A NaN result is the canonical NaN 0x7FFF or 0x7FFFFFFF. */
+typedef enum onehop_op {
+    ONEHOP_SUM = 1,
+} onehop_op;
+
+typedef enum onehop_device_kind {
+    ONEHOP_DEVICE_AUTO = 0, /* CUDA if a GPU can be used, else the host */
+    ONEHOP_DEVICE_CUDA = 1, /* NVIDIA GPUs; the driver is opened at run time */
+    ONEHOP_DEVICE_HOST = 2, /* ranks are processes or threads of a CPU machine, over shared memory */
+} onehop_device_kind;
+
+/* Where a rank computes. `ordinal` is read only with kind ONEHOP_DEVICE_CUDA (the driver's order,
+ * after CUDA_VISIBLE_DEVICES). AUTO takes LOCAL_RANK if it is set, else rank, modulo the number of
+ * GPUs. */
+typedef struct onehop_device {
+    onehop_device_kind kind;
+    int ordinal;
+} onehop_device;
+
+typedef enum onehop_algorithm {
+    ONEHOP_ALGORITHM_AUTO = 0,
+    ONEHOP_1SHOT_PUSH = 1, /* every rank stores its data to every peer; readiness is in the data */
+    ONEHOP_2SHOT_PUSH = 2, /* scatter shards, reduce, push results; one launch, no barrier */
+    ONEHOP_1SHOT_PULL = 3, /* signals, then every rank reads every peer's memory */
+    ONEHOP_2SHOT_PULL = 4, /* signals; each rank reduces its shard and writes it to all */
+    ONEHOP_NCCL = 5,       /* handed to NCCL; only if the switch for it is on */
+    ONEHOP_HOST_1SHOT = 6, /* host device: publish once, every rank reduces all */
+    ONEHOP_HOST_2SHOT = 7, /* host device: publish, reduce own shard, gather the shards */
+    ONEHOP_LOCAL_COPY = 8, /* world size 1: the output is a copy of the input's bits */
+} onehop_algorithm;
+
+/* Where a pull algorithm reads. Push algorithms have none. */
+typedef enum onehop_source {
+    ONEHOP_SOURCE_NONE = 0,
+    ONEHOP_SOURCE_WORKSPACE = 1, /* the input is first staged into the pull buffer */
+    ONEHOP_SOURCE_GRAPH = 2,     /* captured pointers, zero copy */
+    ONEHOP_SOURCE_MULTICAST = 3, /* the switch adds; opt-in */
+} onehop_source;
+
+typedef enum onehop_mode {
+    ONEHOP_MODE_EAGER = 0, /* the call is launched directly */
+    ONEHOP_MODE_GRAPH = 1, /* the call is captured between onehop_capture_begin and _end */
+} onehop_mode;
+
+/* struct_size first, all else zero: `onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);` */
+#ifdef __cplusplus
+#define ONEHOP_CONFIG_INIT(type) onehop_config_init_<type>()
+extern "C++" {
+template <class T> inline T onehop_config_init_() {
+    T config = T();
+    config.struct_size = sizeof(T);
+    return config;
+}
+}
+#else
+#define ONEHOP_CONFIG_INIT(type)                                                                   \
+    { .struct_size = sizeof(type) }
+#endif
+
+/* "1shot_push" and so on for an algorithm, "graph" for a source, "bfloat16" for a type, "sum" for a
+ * reduction; "unknown" for any other value. Static strings. Since 0.1. */
+ONEHOP_API const char *onehop_algorithm_name(onehop_algorithm algorithm);
+ONEHOP_API const char *onehop_source_name(onehop_source source);
+ONEHOP_API const char *onehop_dtype_name(onehop_dtype dtype);
+ONEHOP_API const char *onehop_op_name(onehop_op op);
+
+/* Bytes of one element, 0 for an unknown type. Since 0.1. */
+ONEHOP_API size_t onehop_dtype_bytes(onehop_dtype dtype);
+
+/* ---- log ----------------------------------------------------------------------------------- */
+
+typedef enum onehop_log_level {
+    ONEHOP_LOG_ERROR = 1,
+    ONEHOP_LOG_WARN = 2,
+    ONEHOP_LOG_INFO = 3,
+    ONEHOP_LOG_DEBUG = 4,
+} onehop_log_level;
+
+/* One line, without a newline, valid during the call. Must not call onehop. */
+typedef void (*onehop_log_fn)(void *user, onehop_log_level level, const char *line);
+
+/* Sends the library's log lines to `log` instead of stderr; NULL restores stderr. Lines above the
+ * level of the environment variable ONEHOP_LOG (default warn) are not made. Nothing is logged on the
+ * launch path. The call waits until no other thread is inside the old function. Any thread.
+ * Since 0.1. */
+ONEHOP_API void onehop_set_log(onehop_log_fn log, void *user);
+
+/* ---- group --------------------------------------------------------------------------------- */
+
+/* Ranks 0..world_size-1 that exchange blobs and descriptors. Holds a mesh of close-on-exec sockets
+ * (none within one process) through which the end of a peer's process is seen. */
+typedef struct onehop_group onehop_group;
+
+/* All-gather supplied by the caller: `bytes` from `send` of every rank into `recv`, which holds
+ * world_size * bytes in rank order. Blocks until all ranks have called. Returns 0 on success. */
+typedef int (*onehop_allgather_fn)(void *user, const void *send, void *recv, size_t bytes);
+
+/* Optional companion: every rank gives one descriptor (-1 for none) and receives in `fds_out`
+ * [world_size] a new descriptor for each rank's, which the library then owns. Returns 0 on success. */
+typedef int (*onehop_pass_fd_fn)(void *user, int fd, int *fds_out);
+
+typedef struct onehop_group_config {
+    size_t struct_size;
+    /* world_size 1..16 and rank 0..world_size-1. world_size 0 takes both from the environment
+     * variables RANK and WORLD_SIZE, as torchrun sets them. */
+    int rank;
+    int world_size;
+    /* Ranks that give equal names are one group; any length, nothing on disk. NULL takes ONEHOP_NAME,
+     * else MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RUN_ID together. Read only if allgather is NULL.
+     * Names are per user and do not cross network namespaces. */
+    const char *name;
+    /* Instead of a name; both stay valid until onehop_group_close. */
+    onehop_allgather_fn allgather;
+    onehop_pass_fd_fn pass_fd;
+    void *user;
+    uint32_t timeout_ms; /* how long to wait for all ranks; 0: ONEHOP_INIT_TIMEOUT_MS or 300000 */
+} onehop_group_config;
+
+/* Collective: returns when all ranks have called it, on all ranks alike. Errors: NULL, RANK,
+ * WORLD_SIZE, ENVIRONMENT, DUPLICATE_RANK, MISSING_PEER (names the ranks that did not come),
+ * DISAGREEMENT (version or world size), SEVERAL_HOSTS, SYSTEM. Since 0.1. */
+ONEHOP_API onehop_result onehop_group_open(const onehop_group_config *config,
+                                           onehop_group **group_out);
+
+/* A group within this process: groups_out[0..world_size-1] are its ranks, to be used by one thread
+ * each. Not collective. Errors: NULL, WORLD_SIZE, MEMORY. Since 0.1. */
+ONEHOP_API onehop_result onehop_group_open_local(int world_size, onehop_group **groups_out);
+
+/* Local. Objects made from the group must be gone before. */
+ONEHOP_API void onehop_group_close(onehop_group *group);
+
+ONEHOP_API int onehop_group_rank(const onehop_group *group);
+ONEHOP_API int onehop_group_size(const onehop_group *group);
+
+/* Collective all-gather of `bytes` (at most 16 MiB, the same on all ranks) through the group; `recv`
+ * holds world_size * bytes. For callers that bring their own storage and need to exchange handles.
+ * Errors: NULL, ARGUMENT, MISSING_PEER (deadline), PEER_LOST. Since 0.1. */
+ONEHOP_API onehop_result onehop_group_allgather(onehop_group *group, const void *send, void *recv,
+                                                size_t bytes);
+
+/* Collective: returns after all ranks have called it. Errors as onehop_group_allgather. Since 0.1. */
+ONEHOP_API onehop_result onehop_group_barrier(onehop_group *group);
+
+#ifdef ONEHOP_EXPERIMENTAL
+/* EXPERIMENTAL, may change. Collective over the ranks that stay: a new group without the `count`
+ * ranks in `lost`. The old group stays open and must be closed. This version returns UNSUPPORTED. */
+ONEHOP_API onehop_result onehop_group_shrink(onehop_group *group, const int *lost, int count,
+                                             onehop_group **group_out);
+#endif
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+/* `bytes` of zeroed memory on `device` that peers can map, so that captured calls read and write it
+ * without a copy. On the host it is memory of a sealed memfd. Aligned to a page at least. Not
+ * collective. Errors: NULL, ARGUMENT (0 bytes), NO_DEVICE, MEMORY, DRIVER, SYSTEM. Since 0.1. */
+ONEHOP_API onehop_result onehop_mem_alloc(onehop_device device, size_t bytes, void **ptr_out);
+
+/* Frees what onehop_mem_alloc returned; no call that uses the memory may be in flight. */
+ONEHOP_API void onehop_mem_free(void *ptr);
+
+/* One zeroed allocation per rank, each mapped by all ranks of the group. */
+typedef struct onehop_symmetric onehop_symmetric;
+
+/* Collective; `bytes` equal on all ranks, rounded up to the device's granularity. Succeeds on all ranks or
+ * fails on all. Errors: NULL, ARGUMENT, NO_DEVICE, UNSUPPORTED, MEMORY, DISAGREEMENT, PEER_FAILED,
+ * DRIVER, SYSTEM. Since 0.1. */
+ONEHOP_API onehop_result onehop_symmetric_alloc(onehop_group *group, onehop_device device,
+                                                size_t bytes, onehop_symmetric **symmetric_out);
+
+/* Address in this process of rank `rank`'s allocation; NULL if rank is out of range. */
+ONEHOP_API void *onehop_symmetric_ptr(const onehop_symmetric *symmetric, int rank);
+
+/* Local. In one process the last rank frees the memory. */
+ONEHOP_API void onehop_symmetric_free(onehop_symmetric *symmetric);
+
+/* ---- communicator over memory the caller owns ------------------------------------------------ */
+
+/* Sizes of the planes. Equal on all ranks; zero fields take the default for the device and world
+ * size. Fixed for the life of the memory. */
+typedef struct onehop_layout_config {
+    size_t struct_size;
+    onehop_device_kind device_kind; /* CUDA or HOST */
+    int world_size;
+    /* Bytes of one push slot: what a rank may send to one peer in one piece; longer messages go in
+     * chunks. A multiple of 4096, at most 4 GiB / (2 * world_size). Default: min(16 MiB, 64 MiB /
+     * (2 world_size)) on CUDA, min(1 MiB, 4 MiB / (2 world_size)) on the host, rounded down to 4096. */
+    size_t push_bytes;
+    /* Bytes of one half of the pull buffer (on the host: of the area a rank publishes in). A multiple
+     * of 4096. Default: 16 MiB on CUDA, 1 MiB on the host. */
+    size_t pull_bytes;
+    /* Largest grid of any call. Default: 256 on CUDA, 16 on the host. At most 1024. */
+    uint32_t max_blocks;
+    /* Rows of the table of captured inputs. Default 4096 on CUDA, 256 on the host. */
+    uint32_t max_rows;
+} onehop_layout_config;
+
+typedef struct onehop_layout {
+    size_t symmetric_bytes; /* per rank, mapped by all ranks; aligned to 4096 */
+    size_t local_bytes;     /* per rank, device memory of this rank alone; aligned to 256 */
+    size_t host_bytes;      /* per rank, host memory that the device can read and write; aligned to 256 */
+    size_t push_bytes;      /* the values in force, after defaults */
+    size_t pull_bytes;
+    uint32_t max_blocks;
+    uint32_t max_rows;
+} onehop_layout;
+
+/* Pure function. Errors: NULL, STRUCT_SIZE, ARGUMENT, WORLD_SIZE. Since 0.1. */
+ONEHOP_API onehop_result onehop_layout_get(const onehop_layout_config *config,
+                                           onehop_layout *layout_out);
+
+/* Bits of the field `flags` of onehop_comm_config and onehop_config. Equal on all ranks. */
+/* CUDA: let the next kernel of the stream start once this call has pushed its data. Your promise that
+ * nothing else that spins (another communicator, NCCL) can be in flight on this GPU. */
+#define ONEHOP_FLAG_EARLY_TRIGGER 1u
+/* CUDA: several processes on one GPU are time-sliced, milliseconds a call; refused without this. */
+#define ONEHOP_FLAG_SHARE_GPU 2u
+
+typedef struct onehop_comm onehop_comm;
+
+typedef struct onehop_comm_config {
+    size_t struct_size;
+    onehop_device device; /* kind CUDA or HOST */
+    int rank;
+    int world_size;
+    onehop_layout_config layout;          /* as given to onehop_layout_get */
+    void *symmetric[ONEHOP_MAX_RANKS];    /* address here of each rank's slab, own included */
+    void *local;                          /* local_bytes */
+    void *host;                           /* host_bytes */
+    uint32_t ranks_per_device;            /* most ranks that share a GPU; 0: 1 */
+    uint32_t timeout_ms;                  /* deadline of a call; 0: ONEHOP_TIMEOUT_MS or 300000 */
+    uint32_t flags;                       /* ONEHOP_FLAG_* */
+} onehop_comm_config;
+
+/* Initialises one rank's memory: push slots to 0xFF, everything else to zero. To be called by every
+ * rank on its own memory, once, and followed by a barrier of the caller's before the first call of any
+ * rank. Blocks until the memory is written. Memory of a communicator that died must not be armed
+ * again: allocate anew. Errors: NULL, STRUCT_SIZE, ARGUMENT, WORLD_SIZE, ALIGNMENT, NO_DEVICE, DRIVER.
+ * Since 0.1. */
+ONEHOP_API onehop_result onehop_storage_arm(const onehop_layout_config *config, onehop_device device,
+                                            void *symmetric, void *local, void *host);
+
+/* A communicator over armed memory, which the caller owns and keeps until after the destroy. Allocates
+ * no device memory and exchanges nothing. Without a group the loss of a peer shows by the deadline.
+ * Errors: NULL, STRUCT_SIZE, ARGUMENT, RANK, WORLD_SIZE, ALIGNMENT, NO_DEVICE, UNSUPPORTED, MEMORY,
+ * DRIVER. Since 0.1. */
+ONEHOP_API onehop_result onehop_comm_create(const onehop_comm_config *config,
+                                            onehop_comm **comm_out);
+
+/* Local. Calls in flight must have ended (see onehop_synchronize) or the communicator be dead. */
+ONEHOP_API void onehop_comm_destroy(onehop_comm *comm);
+
+/* How one call is to be done. Zero fields are chosen by onehop from values that are equal on all ranks. All
+ * ranks must pass the same values. */
+typedef struct onehop_call {
+    size_t struct_size;
+    onehop_algorithm algorithm;
+    onehop_source source;
+    uint32_t blocks;  /* grid: 1..max_blocks, the signature's block included */
+    uint32_t threads; /* threads per block: 32..1024 on CUDA, 1 on the host */
+} onehop_call;
+
+/* As onehop_all_reduce and onehop_all_reduce_with (call may be NULL), on a communicator. */
+ONEHOP_API onehop_result onehop_comm_all_reduce(onehop_comm *comm, const void *in, void *out,
+                                                size_t count, onehop_dtype dtype, onehop_op op,
+                                                const onehop_call *call, onehop_stream_t stream);
+
+/* Rows: the table of captured inputs. A row holds every rank's input and output address, as seen by
+ * this rank's device; a captured pull call holds only its row's number. All ranks take rows in the same order.
+ * `take` reserves the next row; `fill` gives it in[world_size] and out[world_size] (out NULL for an
+ * algorithm that writes only its own) or, with in NULL, marks it as staged; `release` recycles it once no
+ * graph that uses it can run. Errors: NULL, ARGUMENT (no such row), TOO_LARGE (table full), STATE,
+ * DRIVER. Since 0.1. */
+ONEHOP_API onehop_result onehop_comm_row_take(onehop_comm *comm, uint32_t *row_out);
+ONEHOP_API onehop_result onehop_comm_row_fill(onehop_comm *comm, uint32_t row, const void *const *in,
+                                              void *const *out);
+ONEHOP_API onehop_result onehop_comm_row_release(onehop_comm *comm, uint32_t row);
+
+/* ---- context: the easy way ------------------------------------------------------------------- */
+
+typedef struct onehop onehop_t;
+
+typedef struct onehop_config {
+    size_t struct_size;
+    /* The group to use; borrowed until onehop_destroy. NULL: opened from rank, world_size and name as
+     * in onehop_group_config, and owned. */
+    onehop_group *group;
+    int rank;
+    int world_size;
+    const char *name;
+    onehop_device device;
+    /* Storage; equal on all ranks. max_bytes: the longest message that should go in one piece, at most
+     * 128 MiB; sizes the push slot if push_bytes is 0. Longer messages still work, in chunks. */
+    size_t max_bytes;
+    size_t push_bytes; /* see onehop_layout_config */
+    size_t pull_bytes;
+    uint32_t max_blocks;
+    uint32_t max_rows;
+    uint32_t timeout_ms;      /* deadline of a call; 0: ONEHOP_TIMEOUT_MS or 300000 */
+    uint32_t init_timeout_ms; /* deadline of collective set-up calls; 0: ONEHOP_INIT_TIMEOUT_MS or 300000 */
+    uint32_t flags;           /* ONEHOP_FLAG_* */
+} onehop_config;
+
+/* Collective: succeeds on all ranks or fails on all with the same message. World size 1 allocates nothing.
+ * Blocks. On CUDA the primary context of the device is retained and the memory is allocated there.
+ * Errors: those of onehop_group_open, onehop_symmetric_alloc, onehop_comm_create. Since 0.1. */
+ONEHOP_API onehop_result onehop_create(const onehop_config *config, onehop_t **context_out);
+
+/* All ranks of a group of `n` in one thread: rank i on devices[i] (NULL: config->device for all; a device may
+ * repeat). config->group, rank, world_size and name must be zero. Since 0.1. */
+ONEHOP_API onehop_result onehop_create_all(const onehop_config *config, int n,
+                                           const onehop_device *devices, onehop_t **contexts_out);
+
+/* Local, never waits for a peer. Waits for this rank's own calls in flight, at most to their deadline.
+ * Peers that still call get PEER_LOST. */
+ONEHOP_API void onehop_destroy(onehop_t *context);
+
+ONEHOP_API int onehop_rank(const onehop_t *context);
+ONEHOP_API int onehop_world_size(const onehop_t *context);
+/* The device in use, AUTO resolved. Kind AUTO if context is NULL. */
+ONEHOP_API onehop_device onehop_get_device(const onehop_t *context);
+
+/* out[i] = sum over ranks of in[i], i < count, on every rank.
+ * in, out: `count` elements each, in memory of the rank's device, aligned to their element; equal (in
+ * place) or disjoint. Both must stay valid until the call has run; on return of a NULL-stream host call it
+ * has. count 0 does nothing, on all ranks.
+ * Order: stream order; calls of one context run in the order they were made, also from different streams
+ * (the last call's stream must live until the next call or the destroy). All ranks must make the same
+ * calls in the same order; a difference ends in MISMATCH on all ranks.
+ * Capture: allowed; inside onehop_capture_begin/_end pull algorithms use the captured pointers.
+ * May it block? Not on CUDA and not on a host stream; a NULL-stream host call runs to its end. No
+ * allocation, lock or system call beyond the launch.
+ * Errors, nothing launched: NULL, DTYPE, OP, ALIGNMENT, OVERLAP, TOO_LARGE, STREAM, STATE. Errors of calls that ran
+ * come from later calls, onehop_synchronize and onehop_status (host, NULL stream: from this call): TIMEOUT,
+ * PEER_LOST, MISMATCH, ABORTED, CALLS_OVERLAP. Then the content of `out` is undefined. Since 0.1. */
+ONEHOP_API onehop_result onehop_all_reduce(onehop_t *context, const void *in, void *out, size_t count,
+                                           onehop_dtype dtype, onehop_op op, onehop_stream_t stream);
+
+/* The same with the algorithm, source or grid named by the caller. Adds error ALGORITHM: the named choice
+ * cannot serve the call. Since 0.1. */
+ONEHOP_API onehop_result onehop_all_reduce_with(onehop_t *context, const void *in, void *out,
+                                                size_t count, onehop_dtype dtype, onehop_op op,
+                                                const onehop_call *call, onehop_stream_t stream);
+
+typedef struct onehop_choice {
+    onehop_algorithm algorithm;
+    onehop_source source;
+    uint32_t blocks;
+    uint32_t threads;
+    uint32_t chunks; /* pieces the message is cut into; 1 if it fits */
+} onehop_choice;
+
+/* What onehop_all_reduce would do with such a call: exactly what it does. Pure function of the context's
+ * settings and the arguments, the same on all ranks. Errors: NULL, DTYPE, OP, ARGUMENT. Since 0.1. */
+ONEHOP_API onehop_result onehop_would_use(const onehop_t *context, size_t bytes, onehop_dtype dtype,
+                                          onehop_op op, onehop_mode mode, int in_place,
+                                          onehop_choice *choice_out);
+
+/* Capture. Between begin and end, calls whose stream is really being captured register their pointers; end
+ * is collective, compares the captured calls of all ranks, exchanges handles and fills the rows. Capture the
+ * stream itself with the means of CUDA, or onehop_host_stream_capture_begin. The graphs may be launched
+ * after end. Not to be nested. The _all forms serve one thread that drives all `n` ranks of a group.
+ * Errors: NULL, STATE; end: MISMATCH (which call differs on which rank), PEER_LOST, MISSING_PEER. Since 0.1. */
+ONEHOP_API onehop_result onehop_capture_begin(onehop_t *context);
+ONEHOP_API onehop_result onehop_capture_end(onehop_t *context);
+ONEHOP_API onehop_result onehop_capture_begin_all(onehop_t *const *contexts, int n);
+ONEHOP_API onehop_result onehop_capture_end_all(onehop_t *const *contexts, int n);
+
+/* Waits until the stream's work is done, watching the peers: a lost process is seen at once, a silent
+ * one by the deadline. Returns the context's state: OK, or the -3xx error. Since 0.1. */
+ONEHOP_API onehop_result onehop_synchronize(onehop_t *context, onehop_stream_t stream);
+
+/* What killed a communicator. */
+typedef struct onehop_failure {
+    onehop_result result; /* -3xx, or ONEHOP_OK: none */
+    int rank;             /* who recorded it */
+    int peer;             /* the culprit, the same on all ranks; -1: none (abort, overlap) */
+    uint32_t epoch;       /* number of the call, 2.. */
+    uint32_t site;        /* place in the protocol, see docs/design.md */
+    uint32_t expected;    /* word the wait or the comparison wanted */
+    uint32_t seen;        /* word it found */
+    char text[160];       /* the same as a sentence */
+} onehop_failure;
+
+/* Looks at the peers and at the record without waiting. Returns OK or the -3xx error; failure_out may be
+ * NULL and is written in both cases. May run beside any other call. Since 0.1. */
+ONEHOP_API onehop_result onehop_status(onehop_t *context, onehop_failure *failure_out);
+
+/* Ends calls in flight on all ranks within 100 ms; the context is dead afterwards (ABORTED). From any
+ * thread, beside any call. Errors: NULL. Since 0.1. */
+ONEHOP_API onehop_result onehop_abort(onehop_t *context);
+
+/* New deadline for calls, also of graphs captured before. Need not be equal on all ranks. 1..2^31 ms. Errors:
+ * NULL, ARGUMENT, DRIVER. Since 0.1. */
+ONEHOP_API onehop_result onehop_set_timeout(onehop_t *context, uint32_t timeout_ms);
+
+typedef struct onehop_stats {
+    uint64_t calls;           /* accepted, captured ones counted once */
+    uint64_t bytes;           /* sum of their message sizes */
+    uint64_t calls_by[16];    /* by onehop_algorithm */
+    uint64_t symmetric_bytes; /* memory of this rank */
+    uint64_t local_bytes;
+    uint64_t host_bytes;
+    uint32_t rows_used;
+    uint32_t rows_total;
+} onehop_stats;
+
+/* Errors: NULL. Since 0.1. */
+ONEHOP_API onehop_result onehop_get_stats(const onehop_t *context, onehop_stats *stats_out);
+
+/* ---- host streams ---------------------------------------------------------------------------- */
+
+/* A queue with a worker thread, for the host device: what a CUDA stream is to a GPU. Needed when one thread
+ * drives several ranks, and for capture and replay. */
+typedef struct onehop_host_graph onehop_host_graph;
+
+/* Errors: NULL, MEMORY, SYSTEM. Since 0.1. */
+ONEHOP_API onehop_result onehop_host_stream_create(onehop_stream_t *stream_out);
+
+/* Waits until the queue is empty. Errors: NULL, STREAM, STATE (being captured). Since 0.1. */
+ONEHOP_API onehop_result onehop_host_stream_synchronize(onehop_stream_t stream);
+
+/* Until `end`, calls on the stream are recorded, not run. Errors: NULL, STREAM, STATE. Since 0.1. */
+ONEHOP_API onehop_result onehop_host_stream_capture_begin(onehop_stream_t stream);
+ONEHOP_API onehop_result onehop_host_stream_capture_end(onehop_stream_t stream,
+                                                        onehop_host_graph **graph_out);
+
+/* Queues the recorded calls. The graph must live until they have run. Errors: NULL, STREAM, STATE, MEMORY.
+ * Since 0.1. */
+ONEHOP_API onehop_result onehop_host_graph_launch(onehop_host_graph *graph, onehop_stream_t stream);
+ONEHOP_API void onehop_host_graph_destroy(onehop_host_graph *graph);
+
+/* Waits for the queue, ends the worker. */
+ONEHOP_API void onehop_host_stream_destroy(onehop_stream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* ONEHOP_H */

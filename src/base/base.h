@@ -1,0 +1,103 @@
+/* What every layer may use: errors, log, environment, clock. Nothing here knows of ranks or devices.
+ *
+ * Error idiom: the function that first decides the error calls oh_error and returns its value; callers
+ * forward the value untouched. Cleanup: zero first, acquire in order, one teardown that accepts any
+ * prefix. */
+#ifndef OH_BASE_H
+#define OH_BASE_H
+
+#include <onehop.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stddef.h>
+
+/* Sets the thread's last-error sentence (cut at 511 bytes), logs it at debug level and returns
+ * `result`. Keeps errno. The arguments may point into the old sentence. */
+onehop_result oh_error(onehop_result result, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* As oh_error, with ": <strerror(errno value)>" appended. */
+onehop_result oh_error_errno(onehop_result result, int errno_value, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* One line to the log function or stderr; nothing above the level in force. Keeps errno. Not for the
+ * launch path. */
+void oh_log(onehop_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Reads ONEHOP_LOG again and refuses a value that is no level. To be called by whatever creates an
+ * object; until the first call, and after a refusal, a bad value counts as the default. */
+onehop_result oh_log_check(void);
+
+/* CLOCK_MONOTONIC. */
+uint64_t oh_clock_ns(void);
+void oh_sleep_us(unsigned us);
+
+/* Every environment variable that onehop reads: X(id, name, type, default, meaning). `onehop info`
+ * and docs/environment.md are made from this table; nothing else calls getenv. Types: ms, bytes, bool,
+ * string, level. */
+#define OH_ENV_TABLE(X)                                                                            \
+    X(NAME, "ONEHOP_NAME", "string", "", "name of the group, if the program gives none")           \
+    X(TIMEOUT_MS, "ONEHOP_TIMEOUT_MS", "ms", "300000", "deadline of a call")                       \
+    X(INIT_TIMEOUT_MS, "ONEHOP_INIT_TIMEOUT_MS", "ms", "300000",                                   \
+      "how long set-up waits for all ranks")                                                       \
+    X(LOG, "ONEHOP_LOG", "level", "warn", "off, error, warn, info or debug")                       \
+    X(DEVICE, "ONEHOP_DEVICE", "string", "auto", "device for AUTO: auto, cuda or host")            \
+    X(ISA, "ONEHOP_ISA", "string", "auto",                                                         \
+      "host device: auto, baseline, avx2, avx512 or neon; what the machine lacks is refused")      \
+    X(MULTICAST, "ONEHOP_MULTICAST", "bool", "0", "1 allows NVLink multicast; not validated")      \
+    X(RANK, "RANK", "int", "", "rank, if the program gives none (set by torchrun)")                \
+    X(WORLD_SIZE, "WORLD_SIZE", "int", "", "number of ranks (torchrun)")                           \
+    X(LOCAL_RANK, "LOCAL_RANK", "int", "", "GPU of this rank (torchrun)")                          \
+    X(LOCAL_WORLD_SIZE, "LOCAL_WORLD_SIZE", "int", "", "ranks on this host (torchrun)")            \
+    X(MASTER_ADDR, "MASTER_ADDR", "string", "", "part of the default group name (torchrun)")       \
+    X(MASTER_PORT, "MASTER_PORT", "string", "", "part of the default group name (torchrun)")       \
+    X(TORCHELASTIC_RUN_ID, "TORCHELASTIC_RUN_ID", "string", "", "part of the default group name")
+
+typedef enum oh_env {
+#define OH_ENV_ENUM(id, name, type, default_text, meaning) OH_ENV_##id,
+    OH_ENV_TABLE(OH_ENV_ENUM)
+#undef OH_ENV_ENUM
+        OH_ENV_COUNT
+} oh_env;
+
+typedef struct oh_env_row {
+    const char *name, *type, *default_text, *meaning;
+} oh_env_row;
+
+const oh_env_row *oh_env_describe(oh_env id);
+
+/* The variable's text, or NULL if it is unset or empty. */
+const char *oh_env_text(oh_env id);
+
+/* The variable as an integer in low..high; `fallback` if unset. Anything else is refused, naming the
+ * variable, its value and what is accepted. */
+onehop_result oh_env_integer(oh_env id, int64_t low, int64_t high, int64_t fallback,
+                             int64_t *value_out);
+
+/* The variable as the index of one of `words` (NULL-terminated list); `fallback` if unset. */
+onehop_result oh_env_word(oh_env id, const char *const *words, int fallback, int *index_out);
+
+/* Copies a config struct of any earlier or later version: its first member, struct_size, is the
+ * caller's size, `known` is ours. Fields the caller's struct lacks become zero; fields that ours lacks
+ * must be zero. struct_size of the copy is `known`. Refuses, with STRUCT_SIZE, sizes that no struct of
+ * ours can have: under two words, not whole words, over 64 KiB. */
+onehop_result oh_config_copy(void *to, size_t known, const void *from, const char *type_name);
+
+/* 64-bit FNV-1a; start with OH_HASH_START. */
+#define OH_HASH_START 0xcbf29ce484222325ull
+uint64_t oh_hash(uint64_t hash, const void *bytes, size_t size);
+
+/* Random bytes from the kernel. */
+onehop_result oh_random(void *bytes, size_t size);
+
+#define OH_LENGTH(array) (sizeof(array) / sizeof *(array))
+
+static inline size_t oh_round_up(size_t value, size_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
+static inline size_t oh_round_down(size_t value, size_t unit) {
+    return value / unit * unit;
+}
+
+#endif

@@ -1,0 +1,183 @@
+/* Making and unmaking a communicator. */
+#include "comm/comm.h"
+
+#include "storage/layout.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static onehop_result check_pointer(const void *p, size_t alignment, const char *what, int rank) {
+    if (!p) return oh_error(ONEHOP_ERR_NULL, "communicator: %s of rank %d is NULL", what, rank);
+    if ((uintptr_t)p % alignment)
+        return oh_error(ONEHOP_ERR_ALIGNMENT, "communicator: %s of rank %d at %p is not aligned to %zu", what,
+                        rank, p, alignment);
+    return ONEHOP_OK;
+}
+
+static onehop_result check_config(const onehop_comm_config *c) {
+    onehop_result result = ONEHOP_OK;
+    if (c->world_size < 1 || c->world_size > ONEHOP_MAX_RANKS)
+        return oh_error(ONEHOP_ERR_WORLD_SIZE, "communicator: world size is %d, expected 1..%d",
+                        c->world_size, ONEHOP_MAX_RANKS);
+    if (c->rank < 0 || c->rank >= c->world_size)
+        return oh_error(ONEHOP_ERR_RANK, "communicator: rank is %d, expected 0..%d", c->rank,
+                        c->world_size - 1);
+    if (c->layout.world_size != c->world_size)
+        return oh_error(ONEHOP_ERR_WORLD_SIZE, "communicator: layout is for %d ranks, world size is %d",
+                        c->layout.world_size, c->world_size);
+    if (c->flags & ~(ONEHOP_FLAG_EARLY_TRIGGER | ONEHOP_FLAG_SHARE_GPU))
+        return oh_error(ONEHOP_ERR_ARGUMENT, "communicator: flags 0x%x has unknown bits", c->flags);
+    for (int r = 0; r < c->world_size && !result; r++)
+        result = check_pointer(c->symmetric[r], 4096, "symmetric memory", r);
+    if (!result) result = check_pointer(c->local, 256, "local memory", c->rank);
+    if (!result) result = check_pointer(c->host, 256, "host memory", c->rank);
+    return result;
+}
+
+/* The timeout of the config, of the environment, or the default. */
+static onehop_result resolve_timeout(uint32_t given, uint32_t *out) {
+    int64_t value = given;
+    onehop_result result =
+        given ? ONEHOP_OK : oh_env_integer(OH_ENV_TIMEOUT_MS, 1, INT32_MAX, 300000, &value);
+    if (!result) *out = (uint32_t)value;
+    return result;
+}
+
+static onehop_result load_functions(onehop_comm *comm, uint32_t ranks_per_device) {
+    size_t count;
+    const oh_kernel *kernels = oh_kernel_list(&count);
+    comm->functions = calloc(count, sizeof *comm->functions);
+    if (!comm->functions) return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory for %zu functions", count);
+    /* Only what this world size can use. */
+    for (size_t i = 0; i < count; i++) {
+        bool used = false;
+        for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++)
+            for (int a = 1; a < ONEHOP_LOCAL_COPY; a++)
+                used |= oh_kernel_find(comm->dispatch.kind, (onehop_algorithm)a, (onehop_dtype)d,
+                                       comm->world) == (int)i;
+        if (!used) continue;
+        onehop_result result = comm->device->ops->load(comm->device, &kernels[i], 1, &comm->functions[i]);
+        uint32_t resident = 0;
+        if (!result)
+            result = comm->device->ops->resident_blocks(comm->device, &comm->functions[i],
+                                                        kernels[i].max_threads, &resident);
+        if (result) return result;
+        if (comm->dispatch.kind == ONEHOP_DEVICE_CUDA &&
+            (uint64_t)comm->dispatch.planes.max_blocks * ranks_per_device > resident)
+            return oh_error(ONEHOP_ERR_ARGUMENT,
+                            "communicator: max_blocks is %u with %u ranks on a GPU, but only %u blocks of %s fit at once",
+                            comm->dispatch.planes.max_blocks, ranks_per_device, resident, kernels[i].name);
+    }
+    return ONEHOP_OK;
+}
+
+static int poll_peers(void *argument);
+
+static void fill_template(onehop_comm *comm, const onehop_comm_config *c, void *device_page) {
+    oh_args *a = &comm->args;
+    for (int r = 0; r < c->world_size; r++) a->slabs[r] = (uintptr_t)c->symmetric[r];
+    a->local = (uintptr_t)c->local;
+    a->host = (uintptr_t)device_page;
+    if (comm->dispatch.kind == ONEHOP_DEVICE_HOST) {
+        a->host_poll = (uintptr_t)poll_peers;
+        a->host_poll_argument = (uintptr_t)comm;
+    }
+    a->planes = comm->dispatch.planes;
+    a->rank = (uint32_t)c->rank;
+    a->world = (uint32_t)c->world_size;
+    a->early_trigger = (c->flags & ONEHOP_FLAG_EARLY_TRIGGER) && c->ranks_per_device <= 1;
+}
+
+static onehop_result comm_init(onehop_comm *comm, const onehop_comm_config *c) {
+    onehop_layout layout;
+    void *device_page;
+    comm->rank = c->rank;
+    comm->world = c->world_size;
+    comm->dispatch.kind = comm->device->ops->kind;
+    comm->dispatch.world = c->world_size;
+    comm->page = c->host;
+    onehop_result result = oh_layout_plan(&c->layout, &layout, &comm->dispatch.planes);
+    if (!result) result = resolve_timeout(c->timeout_ms, &comm->timeout_ms);
+    if (!result) result = comm->device->ops->host_address(comm->device, c->host, &device_page);
+    if (result) return result;
+    fill_template(comm, c, device_page);
+    comm->row_used = calloc(layout.max_rows, 1);
+    if (!comm->row_used) return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory for its rows");
+    comm->stats.symmetric_bytes = layout.symmetric_bytes;
+    comm->stats.local_bytes = layout.local_bytes;
+    comm->stats.host_bytes = layout.host_bytes;
+    comm->stats.rows_total = layout.max_rows;
+    result = load_functions(comm, c->ranks_per_device ? c->ranks_per_device : 1);
+    return result ? result : oh_comm_set_timeout(comm, comm->timeout_ms);
+}
+
+onehop_result oh_comm_open(const onehop_comm_config *config, oh_device *device, bool owns_device,
+                           onehop_group *group, onehop_comm **comm_out) {
+    onehop_comm *comm = calloc(1, sizeof *comm);
+    if (!comm) return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory");
+    pthread_mutex_init(&comm->failure_lock, NULL);
+    comm->device = device;
+    comm->group = group;
+    onehop_result result = check_config(config);
+    if (!result) result = comm_init(comm, config);
+    if (result) {
+        onehop_comm_destroy(comm);
+        return result;
+    }
+    comm->owns_device = owns_device;
+    *comm_out = comm;
+    return ONEHOP_OK;
+}
+
+onehop_result onehop_comm_create(const onehop_comm_config *config, onehop_comm **comm_out) {
+    if (!config || !comm_out)
+        return oh_error(ONEHOP_ERR_NULL, "onehop_comm_create: %s is NULL", config ? "comm_out" : "config");
+    onehop_comm_config known;
+    oh_device *device = NULL;
+    onehop_result result = oh_config_copy(&known, sizeof known, config, "onehop_comm_config");
+    if (!result) {
+        known.layout.device_kind = known.device.kind;
+        result = oh_device_open(known.device, 0, &device);
+    }
+    if (!result) result = oh_comm_open(&known, device, true, NULL, comm_out);
+    if (result && device) device->ops->close(device);
+    return result;
+}
+
+void onehop_comm_destroy(onehop_comm *comm) {
+    if (!comm) return;
+    free(comm->functions);
+    free(comm->row_used);
+    pthread_mutex_destroy(&comm->failure_lock);
+    if (comm->owns_device) comm->device->ops->close(comm->device);
+    free(comm);
+}
+
+onehop_result onehop_storage_arm(const onehop_layout_config *config, onehop_device device,
+                                 void *symmetric, void *local, void *host) {
+    if (!config || !symmetric || !local || !host)
+        return oh_error(ONEHOP_ERR_NULL, "onehop_storage_arm: a pointer is NULL");
+    if ((uintptr_t)symmetric % 4096 || (uintptr_t)local % 256 || (uintptr_t)host % 256)
+        return oh_error(ONEHOP_ERR_ALIGNMENT,
+                        "onehop_storage_arm: expected alignments 4096, 256, 256 for symmetric, local, host");
+    onehop_layout_config known;
+    onehop_layout layout;
+    oh_planes planes;
+    oh_device *opened = NULL;
+    onehop_result result = oh_config_copy(&known, sizeof known, config, "onehop_layout_config");
+    if (!result) result = oh_layout_plan(&known, &layout, &planes);
+    if (!result) result = oh_device_open(device, 0, &opened);
+    if (!result) result = oh_storage_arm(opened, &planes, known.world_size, symmetric, local, host);
+    if (opened) opened->ops->close(opened);
+    return result;
+}
+
+/* The host device's waits look here; the sockets at most once a millisecond. Called by the thread that runs
+ * the call, so group_looked_ns needs no lock, save that a call may run on a stream's worker: then it is only there. */
+static int poll_peers(void *argument) {
+    onehop_comm *comm = argument;
+    const uint64_t now = oh_clock_ns();
+    if (!comm->group || now - comm->group_looked_ns < 1000000) return -1;
+    comm->group_looked_ns = now;
+    return oh_rendezvous_lost_peer(comm->group);
+}

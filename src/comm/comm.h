@@ -1,0 +1,88 @@
+/* The communicator: a validated holder of pointers over memory that somebody else owns, and the one place from which
+ * calls are launched. It allocates no device memory and exchanges nothing.
+ *
+ * Its state is in three places: device memory of this rank (oh_local: epochs, stop), the control pages of all slabs
+ * (verdicts), and host memory (oh_host_page.record: what a kernel found). oh_comm_check reads the last, on every
+ * call; failure.c reads the others, when asked. */
+#ifndef OH_COMM_H
+#define OH_COMM_H
+
+#include "base/base.h"
+#include "comm/dispatch.h"
+#include "device/device.h"
+#include "kernels/kernels.h"
+#include "rendezvous/rendezvous.h"
+
+#include <pthread.h>
+
+struct onehop_comm {
+    oh_device *device;
+    bool owns_device;
+    oh_dispatch dispatch;
+    int rank, world;
+    uint32_t timeout_ms;
+    oh_args args; /* template: all that does not change from call to call */
+    oh_host_page *page;
+    oh_function *functions; /* by kernel index */
+    onehop_group *group;    /* to watch the peers; may be NULL */
+    uint64_t group_looked_ns;
+
+    /* Streams of the last eager and the last captured call, to order calls that change streams. */
+    onehop_stream_t eager_stream, captured_stream;
+    uint64_t eager_id, captured_id;
+
+    unsigned char *row_used; /* one byte per row of the table */
+    uint32_t rows_used;
+
+    pthread_mutex_t failure_lock;
+    onehop_failure failure; /* set once */
+    int dead;               /* atomic: failure is set */
+
+    onehop_stats stats;
+};
+
+/* One call, validated. */
+typedef struct oh_request {
+    const void *in;
+    void *out;
+    size_t count;
+    onehop_dtype dtype;
+    onehop_op op;
+    const onehop_call *call; /* NULL: automatic */
+    onehop_stream_t stream;
+} oh_request;
+
+/* Creates a communicator on an open device, which it takes over if `owns_device`. */
+onehop_result oh_comm_open(const onehop_comm_config *config, oh_device *device, bool owns_device,
+                           onehop_group *group, onehop_comm **comm_out);
+
+/* Launches a planned call. *captured_out (may be NULL): it was recorded, not run. */
+onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *request, const oh_plan *plan,
+                             bool *captured_out);
+
+/* OK, or the error of a dead communicator. Reads host memory only. */
+onehop_result oh_comm_check(onehop_comm *comm);
+
+/* As oh_comm_check, after a look at the control page and the group. Since it may talk to the device it is not for
+ * the launch path. */
+onehop_result oh_comm_look(onehop_comm *comm);
+
+/* Watches peers' processes while work is in flight: marks a lost one on the own control page, so that the waiting
+ * kernel ends. */
+void oh_comm_watch(onehop_comm *comm);
+
+/* Declares the communicator dead from outside a call and tells every rank. */
+void oh_comm_kill(onehop_comm *comm, uint32_t kind, int culprit);
+
+onehop_result oh_comm_wait(onehop_comm *comm, onehop_stream_t stream);
+onehop_result oh_comm_set_timeout(onehop_comm *comm, uint32_t timeout_ms);
+
+/* Tells the peers that this rank will send nothing more. */
+void oh_comm_leave(onehop_comm *comm);
+
+/* Words of device memory, seen whole by whoever reads them there. */
+onehop_result oh_comm_store_u32(onehop_comm *comm, uint64_t address, uint32_t value);
+onehop_result oh_comm_store_u64(onehop_comm *comm, uint64_t address, uint64_t value);
+onehop_result oh_comm_load_u64s(onehop_comm *comm, uint64_t address, uint64_t *values, size_t count);
+
+#endif

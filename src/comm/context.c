@@ -1,0 +1,225 @@
+/* Creating, asking and destroying contexts. */
+#include "comm/context.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void release(onehop_t *ctx) {
+    onehop_comm_destroy(ctx->comm);
+    if (ctx->device) {
+        const oh_device_ops *ops = ctx->device->ops;
+        for (int r = 0; r < ctx->world; r++) ops->mem_release(ctx->device, &ctx->slabs[r]);
+        if (ctx->local) ops->local_free(ctx->device, ctx->local);
+        if (ctx->host) ops->host_free(ctx->device, ctx->host);
+        ops->close(ctx->device);
+    }
+    if (ctx->owns_group) onehop_group_close(ctx->group);
+    free(ctx->captured);
+    free(ctx);
+}
+
+/* A group of one rank: no group, no memory; calls copy. */
+static onehop_result make_alone(onehop_t *ctx) {
+    oh_introduction unused;
+    onehop_result result = oh_context_introduce(ctx, 0, &unused);
+    ctx->dispatch.kind = ctx->info.device.kind;
+    ctx->dispatch.world = 1;
+    return result;
+}
+
+static onehop_result local_rank_of(int rank, int *out) {
+    int64_t value;
+    onehop_result result = oh_env_integer(OH_ENV_LOCAL_RANK, 0, INT32_MAX, rank, &value);
+    if (!result) *out = (int)value;
+    return result;
+}
+
+/* Every rank's descriptor to every rank; descriptors of one set of ranks end with the step that used them. */
+static void close_fds(int *fds, int count) {
+    for (int i = 0; i < count; i++)
+        if (fds[i] >= 0) close(fds[i]);
+}
+
+/* The steps of context.h through a group. After each one all agree. */
+static onehop_result set_up(onehop_t *ctx) {
+    oh_introduction mine, all[ONEHOP_MAX_RANKS];
+    oh_offer offer, offers[ONEHOP_MAX_RANKS];
+    int local_rank = 0, fd = -1, fds[ONEHOP_MAX_RANKS];
+    memset(&mine, 0, sizeof mine);
+    onehop_result result = local_rank_of(ctx->rank, &local_rank);
+    if (!result) result = oh_context_introduce(ctx, local_rank, &mine);
+    result = oh_rendezvous_agree(ctx->group, result);
+    if (!result) result = oh_rendezvous_allgather(ctx->group, &mine, all, sizeof mine);
+    if (result) return result;
+
+    memset(&offer, 0, sizeof offer);
+    result = oh_rendezvous_agree(ctx->group, oh_context_allocate(ctx, all, &offer, &fd));
+    if (!result) result = oh_rendezvous_allgather(ctx->group, &offer, offers, sizeof offer);
+    for (int r = 0; r < ctx->world; r++) fds[r] = -1;
+    if (!result && offers[0].handle.kind == OH_HANDLE_FD)
+        result = oh_rendezvous_pass_fds(ctx->group, &fd, 1, fds);
+    if (fd >= 0) close(fd);
+    if (result) return result;
+
+    result = oh_rendezvous_agree(ctx->group, oh_context_connect(ctx, offers, fds));
+    close_fds(fds, ctx->world);
+    if (result) return result;
+    return oh_rendezvous_agree(ctx->group, oh_context_finish(ctx));
+}
+
+static onehop_result open_group(onehop_t *ctx) {
+    const onehop_config *c = &ctx->config;
+    onehop_group_config g = ONEHOP_CONFIG_INIT(onehop_group_config);
+    ctx->group = c->group;
+    if (!ctx->group) {
+        g.rank = c->rank;
+        g.world_size = c->world_size;
+        g.name = c->name;
+        g.timeout_ms = c->init_timeout_ms;
+        onehop_result result = onehop_group_open(&g, &ctx->group);
+        if (result) return result;
+        ctx->owns_group = true;
+    }
+    ctx->rank = onehop_group_rank(ctx->group);
+    ctx->world = onehop_group_size(ctx->group);
+    return ONEHOP_OK;
+}
+
+onehop_result onehop_create(const onehop_config *config, onehop_t **context_out) {
+    if (!config || !context_out)
+        return oh_error(ONEHOP_ERR_NULL, "onehop_create: %s is NULL", config ? "context_out" : "config");
+    onehop_t *ctx = calloc(1, sizeof *ctx);
+    if (!ctx) return oh_error(ONEHOP_ERR_MEMORY, "onehop_create: no memory");
+    onehop_result result = oh_config_copy(&ctx->config, sizeof ctx->config, config, "onehop_config");
+    if (!result) result = oh_log_check();
+    if (!result) result = open_group(ctx);
+    if (!result) result = ctx->world == 1 ? make_alone(ctx) : set_up(ctx);
+    if (result) {
+        release(ctx);
+        return result;
+    }
+    *context_out = ctx;
+    return ONEHOP_OK;
+}
+
+/* ---- all ranks in one thread ------------------------------------------------------------------- */
+
+static onehop_result make_all(onehop_t **ctx, int n) {
+    oh_introduction all[ONEHOP_MAX_RANKS];
+    oh_offer offers[ONEHOP_MAX_RANKS];
+    int fds[ONEHOP_MAX_RANKS];
+    onehop_result result = ONEHOP_OK;
+    for (int r = 0; r < ONEHOP_MAX_RANKS; r++) fds[r] = -1;
+    for (int r = 0; r < n && !result; r++) result = oh_context_introduce(ctx[r], r, &all[r]);
+    for (int r = 0; r < n && !result; r++) result = oh_context_allocate(ctx[r], all, &offers[r], &fds[r]);
+    for (int r = 0; r < n && !result; r++) result = oh_context_connect(ctx[r], offers, fds);
+    close_fds(fds, n);
+    for (int r = 0; r < n && !result; r++) result = oh_context_finish(ctx[r]);
+    return result;
+}
+
+onehop_result onehop_create_all(const onehop_config *config, int n, const onehop_device *devices,
+                                onehop_t **contexts_out) {
+    onehop_config known;
+    onehop_t *ctx[ONEHOP_MAX_RANKS] = {NULL};
+    if (!config || !contexts_out)
+        return oh_error(ONEHOP_ERR_NULL, "onehop_create_all: %s is NULL", config ? "contexts_out" : "config");
+    if (n < 1 || n > ONEHOP_MAX_RANKS)
+        return oh_error(ONEHOP_ERR_WORLD_SIZE, "onehop_create_all: n is %d, expected 1..%d", n, ONEHOP_MAX_RANKS);
+    onehop_result result = oh_config_copy(&known, sizeof known, config, "onehop_config");
+    if (!result) result = oh_log_check();
+    if (!result && (known.group || known.rank || known.world_size || known.name))
+        result = oh_error(ONEHOP_ERR_ARGUMENT,
+                          "onehop_create_all: group, rank, world_size and name must be zero; all ranks are here");
+    for (int r = 0; r < n && !result; r++) {
+        ctx[r] = calloc(1, sizeof *ctx[r]);
+        if (!ctx[r]) {
+            result = oh_error(ONEHOP_ERR_MEMORY, "onehop_create_all: no memory");
+            break;
+        }
+        ctx[r]->config = known;
+        if (devices) ctx[r]->config.device = devices[r];
+        ctx[r]->rank = r;
+        ctx[r]->world = n;
+    }
+    if (!result) result = n == 1 ? make_alone(ctx[0]) : make_all(ctx, n);
+    for (int r = 0; r < n; r++) {
+        if (!result)
+            contexts_out[r] = ctx[r];
+        else if (ctx[r])
+            release(ctx[r]);
+    }
+    return result;
+}
+
+void onehop_destroy(onehop_t *context) {
+    if (!context) return;
+    if (context->comm) {
+        /* Own calls end by themselves, at their deadline at the latest. */
+        if (context->comm->eager_id) oh_comm_wait(context->comm, context->comm->eager_stream);
+        oh_comm_leave(context->comm);
+    }
+    release(context);
+}
+
+/* ---- asking -------------------------------------------------------------------------------------- */
+
+int onehop_rank(const onehop_t *context) {
+    return context ? context->rank : -1;
+}
+
+int onehop_world_size(const onehop_t *context) {
+    return context ? context->world : 0;
+}
+
+onehop_device onehop_get_device(const onehop_t *context) {
+    const onehop_device none = {ONEHOP_DEVICE_AUTO, 0};
+    return context ? context->info.device : none;
+}
+
+onehop_result onehop_get_stats(const onehop_t *context, onehop_stats *stats_out) {
+    if (!context || !stats_out)
+        return oh_error(ONEHOP_ERR_NULL, "onehop_get_stats: %s is NULL", context ? "stats_out" : "context");
+    memset(stats_out, 0, sizeof *stats_out);
+    if (!context->comm) return ONEHOP_OK;
+    *stats_out = context->comm->stats;
+    stats_out->rows_used = context->comm->rows_used;
+    return ONEHOP_OK;
+}
+
+onehop_result onehop_synchronize(onehop_t *context, onehop_stream_t stream) {
+    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_synchronize: context is NULL");
+    if (context->comm) return oh_comm_wait(context->comm, stream);
+    for (bool idle = false; !idle;) {
+        onehop_result result = context->device->ops->stream_idle(context->device, stream, &idle);
+        if (result) return result;
+        if (!idle) oh_sleep_us(10);
+    }
+    return ONEHOP_OK;
+}
+
+onehop_result onehop_status(onehop_t *context, onehop_failure *failure_out) {
+    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_status: context is NULL");
+    onehop_result result = context->comm ? oh_comm_look(context->comm) : ONEHOP_OK;
+    if (failure_out) {
+        memset(failure_out, 0, sizeof *failure_out);
+        failure_out->rank = context->rank;
+        failure_out->peer = -1;
+        if (result) *failure_out = context->comm->failure;
+    }
+    return result;
+}
+
+onehop_result onehop_abort(onehop_t *context) {
+    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_abort: context is NULL");
+    if (context->comm) oh_comm_kill(context->comm, OH_FAIL_ABORTED, -1);
+    return ONEHOP_OK;
+}
+
+onehop_result onehop_set_timeout(onehop_t *context, uint32_t timeout_ms) {
+    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_set_timeout: context is NULL");
+    if (timeout_ms < 1 || timeout_ms > INT32_MAX)
+        return oh_error(ONEHOP_ERR_ARGUMENT, "onehop_set_timeout: %u ms, expected 1..2^31-1", timeout_ms);
+    return context->comm ? oh_comm_set_timeout(context->comm, timeout_ms) : ONEHOP_OK;
+}

@@ -1,0 +1,74 @@
+/* The context: a group, this rank's memory and a communicator over it, made together.
+ *
+ * Setting up is written as steps that each rank does alone, with an exchange between them, so that ranks in
+ * processes, in threads, and all ranks in one thread take the same path:
+ *   introduce   what this rank is and wants; its device is open           -> oh_introduction to all
+ *   allocate    settings compared, sizes agreed, memory made              -> oh_offer and a descriptor to all
+ *   connect     the peers' memory mapped, own memory armed                -> barrier
+ *   finish      the communicator
+ * After each step the ranks agree that all succeeded; if not, all fail with the same message. */
+#ifndef OH_CONTEXT_H
+#define OH_CONTEXT_H
+
+#include "comm/comm.h"
+
+/* Compared across ranks, or reduced to the smallest. */
+typedef struct oh_introduction {
+    uint32_t version_major, version_minor;
+    uint32_t world;
+    uint32_t device_kind;
+    uint32_t flags;
+    uint32_t max_blocks, max_rows;
+    uint32_t multiprocessors;
+    uint32_t capability;
+    uint32_t handle_kinds;
+    uint64_t push_bytes, pull_bytes;
+    char bus_id[32]; /* to count the ranks that share a GPU */
+    uint64_t process;
+} oh_introduction;
+
+typedef struct oh_offer {
+    oh_mem_handle handle;
+} oh_offer;
+
+/* A captured call, compared across ranks. */
+typedef struct oh_captured {
+    uint64_t count;
+    uint32_t dtype;
+    uint32_t algorithm;
+    uint32_t source;
+    uint32_t in_place;
+} oh_captured;
+
+struct onehop {
+    onehop_group *group;
+    bool owns_group;
+    int rank, world;
+    uint32_t init_timeout_ms;
+    onehop_config config;
+    oh_device *device;
+    oh_device_info info;
+    onehop_layout_config layout_config;
+    onehop_layout layout;
+    oh_planes planes;
+    uint32_t ranks_per_device;
+    oh_mem slabs[ONEHOP_MAX_RANKS];
+    void *local;
+    void *host, *host_device;
+    onehop_comm *comm; /* NULL in a group of one rank */
+    oh_dispatch dispatch;
+
+    bool capturing;
+    oh_captured *captured;
+    size_t captured_count, captured_room;
+};
+
+onehop_result oh_context_introduce(onehop_t *ctx, int local_rank, oh_introduction *out);
+onehop_result oh_context_allocate(onehop_t *ctx, const oh_introduction *all, oh_offer *out, int *fd_out);
+onehop_result oh_context_connect(onehop_t *ctx, const oh_offer *offers, const int *fds);
+onehop_result oh_context_finish(onehop_t *ctx);
+
+/* Remembers a captured call. */
+onehop_result oh_capture_note(onehop_t *ctx, const oh_request *request, const oh_plan *plan);
+
+#endif

@@ -1,0 +1,26 @@
+/* Which algorithm, grid and block serve a call. Data: a table of rows; a pure function of values that are equal on
+ * all ranks, so that all ranks choose alike, and total: no size is without an answer. */
+#ifndef OH_DISPATCH_H
+#define OH_DISPATCH_H
+
+#include "base/base.h"
+#include "device/planes.h"
+
+/* What the choice may depend on besides the call; equal on all ranks. */
+typedef struct oh_dispatch {
+    onehop_device_kind kind;
+    int world;
+    oh_planes planes;
+} oh_dispatch;
+
+typedef struct oh_plan {
+    onehop_choice choice;
+    int kernel;         /* index in oh_kernel_list; -1 for a local copy */
+    size_t chunk_bytes; /* pieces the message goes in */
+} oh_plan;
+
+/* Fills plan_out for a message of `bytes` > 0. `call` may be NULL or have zero fields. Errors: ALGORITHM. */
+onehop_result oh_dispatch_choose(const oh_dispatch *d, size_t bytes, onehop_dtype dtype,
+                                 const onehop_call *call, oh_plan *plan_out);
+
+#endif

@@ -1,0 +1,230 @@
+/* Life and death of a communicator, as seen by the host: the record that kernels leave, verdicts of peers, processes
+ * that are gone, abort. */
+#include "comm/comm.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static onehop_result result_of(uint32_t kind) {
+    switch (kind) {
+    case OH_FAIL_TIMEOUT: return ONEHOP_ERR_TIMEOUT;
+    case OH_FAIL_LOST: return ONEHOP_ERR_PEER_LOST;
+    case OH_FAIL_MISMATCH: return ONEHOP_ERR_MISMATCH;
+    case OH_FAIL_ABORTED: return ONEHOP_ERR_ABORTED;
+    case OH_FAIL_OVERLAP: return ONEHOP_ERR_CALLS_OVERLAP;
+    case OH_FAIL_ROW: return ONEHOP_ERR_ROW;
+    default: return ONEHOP_ERR_INTERNAL;
+    }
+}
+
+static void describe(const onehop_comm *comm, onehop_failure *f) {
+    char *text = f->text;
+    const size_t size = sizeof f->text;
+    switch (f->result) {
+    case ONEHOP_ERR_TIMEOUT:
+        if (f->peer == comm->rank)
+            snprintf(text, size, "rank %d (this one) came later than the deadline in call %u; its peers gave up",
+                     f->peer, f->epoch);
+        else
+            snprintf(text, size, "rank %d did not take part in call %u within the deadline", f->peer, f->epoch);
+        break;
+    case ONEHOP_ERR_PEER_LOST:
+        snprintf(text, size, "rank %d: its process ended or it left the group, call %u cannot complete", f->peer,
+                 f->epoch);
+        break;
+    case ONEHOP_ERR_MISMATCH:
+        snprintf(text, size,
+                 "call %u: rank %d made another call (count, type, reduction, algorithm or grid differs from rank 0's)",
+                 f->epoch, f->peer);
+        break;
+    case ONEHOP_ERR_ABORTED: snprintf(text, size, "call %u: aborted by onehop_abort", f->epoch); break;
+    case ONEHOP_ERR_CALLS_OVERLAP:
+        snprintf(text, size, "call %u began before the call before it had ended on this communicator", f->epoch);
+        break;
+    default: snprintf(text, size, "call %u: %s", f->epoch, onehop_result_text(f->result)); break;
+    }
+}
+
+/* The first failure stays. */
+static void set_failure(onehop_comm *comm, onehop_failure *f) {
+    pthread_mutex_lock(&comm->failure_lock);
+    if (!comm->failure.result) {
+        describe(comm, f);
+        comm->failure = *f;
+        __atomic_store_n(&comm->dead, 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&comm->failure_lock);
+}
+
+static onehop_result report(onehop_comm *comm) {
+    pthread_mutex_lock(&comm->failure_lock);
+    const onehop_failure f = comm->failure;
+    pthread_mutex_unlock(&comm->failure_lock);
+    return oh_error(f.result, "rank %d: %s", comm->rank, f.text);
+}
+
+static void adopt_record(onehop_comm *comm, uint32_t kind) {
+    const oh_record *r = &comm->page->record;
+    onehop_failure f;
+    memset(&f, 0, sizeof f);
+    f.result = result_of(kind);
+    f.rank = comm->rank;
+    f.site = __atomic_load_n(&r->site, __ATOMIC_RELAXED);
+    f.peer = __atomic_load_n(&r->peer, __ATOMIC_RELAXED);
+    f.epoch = __atomic_load_n(&r->epoch, __ATOMIC_RELAXED);
+    f.expected = __atomic_load_n(&r->expected, __ATOMIC_RELAXED);
+    f.seen = __atomic_load_n(&r->seen, __ATOMIC_RELAXED);
+    set_failure(comm, &f);
+}
+
+onehop_result oh_comm_check(onehop_comm *comm) {
+    /* Pairs with the release in oh_conclude: the record is whole. */
+    const uint32_t kind = __atomic_load_n(&comm->page->record.kind, __ATOMIC_ACQUIRE);
+    const int dead = __atomic_load_n(&comm->dead, __ATOMIC_ACQUIRE);
+    if (!kind && !dead) return ONEHOP_OK;
+    if (!dead) adopt_record(comm, kind);
+    return report(comm);
+}
+
+static uint64_t control_of(const onehop_comm *comm, int rank) {
+    return comm->args.slabs[rank] + comm->args.planes.control;
+}
+
+onehop_result oh_comm_store_u32(onehop_comm *comm, uint64_t address, uint32_t value) {
+    if (comm->dispatch.kind != ONEHOP_DEVICE_HOST)
+        return comm->device->ops->copy(comm->device, (void *)(uintptr_t)address, &value, sizeof value);
+    __atomic_store_n((uint32_t *)(uintptr_t)address, value, __ATOMIC_RELAXED);
+    return ONEHOP_OK;
+}
+
+onehop_result oh_comm_store_u64(onehop_comm *comm, uint64_t address, uint64_t value) {
+    if (comm->dispatch.kind != ONEHOP_DEVICE_HOST)
+        return comm->device->ops->copy(comm->device, (void *)(uintptr_t)address, &value, sizeof value);
+    __atomic_store_n((uint64_t *)(uintptr_t)address, value, __ATOMIC_RELAXED);
+    return ONEHOP_OK;
+}
+
+onehop_result oh_comm_load_u64s(onehop_comm *comm, uint64_t address, uint64_t *values, size_t count) {
+    const uint64_t *from = (const uint64_t *)(uintptr_t)address;
+    if (comm->dispatch.kind != ONEHOP_DEVICE_HOST)
+        return comm->device->ops->copy(comm->device, values, from, count * sizeof *values);
+    for (size_t i = 0; i < count; i++) values[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
+    return ONEHOP_OK;
+}
+
+onehop_result oh_comm_set_timeout(onehop_comm *comm, uint32_t timeout_ms) {
+    comm->timeout_ms = timeout_ms;
+    return oh_comm_store_u64(comm, OH_MEMBER(comm->args.local, oh_local, deadline_ns), timeout_ms * 1000000ull);
+}
+
+/* Epoch of the last call of block 0; 0 if it cannot be read. */
+static uint32_t last_epoch(onehop_comm *comm) {
+    uint64_t word = 0;
+    if (oh_comm_load_u64s(comm, comm->args.local + OH_LOCAL_EPOCHS, &word, 1)) return 0;
+    return (uint32_t)word;
+}
+
+void oh_comm_kill(onehop_comm *comm, uint32_t kind, int culprit) {
+    onehop_failure f;
+    memset(&f, 0, sizeof f);
+    f.result = result_of(kind);
+    f.rank = comm->rank;
+    f.peer = culprit;
+    f.site = OH_SITE_OUTSIDE;
+    f.epoch = last_epoch(comm);
+    set_failure(comm, &f);
+    /* Calls in flight here end at their next slow look; the peers' find the verdict. */
+    __atomic_store_n(&comm->page->abort, 1, __ATOMIC_RELAXED);
+    const uint64_t verdict = OH_VERDICT(kind, culprit, f.epoch);
+    for (int r = 0; r < comm->world; r++)
+        oh_comm_store_u64(comm, OH_MEMBER(control_of(comm, r), oh_control, verdicts[comm->rank]), verdict);
+}
+
+/* A verdict on the own control page that no call of this rank has met yet. */
+static void adopt_verdicts(onehop_comm *comm) {
+    uint64_t verdicts[OH_MAX_RANKS];
+    if (oh_comm_load_u64s(comm, OH_MEMBER(control_of(comm, comm->rank), oh_control, verdicts), verdicts,
+                          (size_t)comm->world))
+        return;
+    for (int r = 0; r < comm->world; r++) {
+        if (!verdicts[r]) continue;
+        onehop_failure f;
+        memset(&f, 0, sizeof f);
+        f.result = result_of(OH_VERDICT_KIND(verdicts[r]));
+        f.rank = r;
+        f.peer = OH_VERDICT_CULPRIT(verdicts[r]);
+        f.epoch = OH_VERDICT_EPOCH(verdicts[r]);
+        f.site = OH_SITE_OUTSIDE;
+        set_failure(comm, &f);
+        return;
+    }
+}
+
+/* A rank that has left or whose process is gone, -1 if none. */
+static int gone_peer(onehop_comm *comm) {
+    uint64_t words[OH_MAX_RANKS / 2];
+    uint32_t left[OH_MAX_RANKS];
+    const int lost = comm->group ? oh_rendezvous_lost_peer(comm->group) : -1;
+    if (lost >= 0) return lost;
+    if (oh_comm_load_u64s(comm, OH_MEMBER(control_of(comm, comm->rank), oh_control, left), words,
+                          OH_LENGTH(words)))
+        return -1;
+    memcpy(left, words, sizeof left);
+    for (int r = 0; r < comm->world; r++)
+        if (left[r]) return r;
+    return -1;
+}
+
+/* Is a call of this rank running right now? */
+static bool in_flight(onehop_comm *comm) {
+    uint64_t words[OH_LOCAL_EPOCHS / 8];
+    oh_local head;
+    if (oh_comm_load_u64s(comm, comm->args.local, words, OH_LENGTH(words))) return false;
+    memcpy(&head, words, sizeof words);
+    return head.busy || head.started != head.finished;
+}
+
+static void mark_left(onehop_comm *comm, int rank) {
+    oh_comm_store_u32(comm, OH_MEMBER(control_of(comm, comm->rank), oh_control, left[rank]), 1);
+}
+
+/* A peer that is gone may have sent all that a running call needs: that call decides, by its own wait. */
+onehop_result oh_comm_look(onehop_comm *comm) {
+    onehop_result result = oh_comm_check(comm);
+    if (result) return result;
+    adopt_verdicts(comm);
+    const int gone = __atomic_load_n(&comm->dead, __ATOMIC_ACQUIRE) ? -1 : gone_peer(comm);
+    if (gone >= 0 && in_flight(comm))
+        mark_left(comm, gone);
+    else if (gone >= 0)
+        oh_comm_kill(comm, OH_FAIL_LOST, gone);
+    return oh_comm_check(comm);
+}
+
+void oh_comm_watch(onehop_comm *comm) {
+    const int lost = comm->group ? oh_rendezvous_lost_peer(comm->group) : -1;
+    if (lost >= 0) mark_left(comm, lost);
+}
+
+/* Polled: bare at first, since most waits are short, then with rests; the peers are looked at every millisecond. */
+onehop_result oh_comm_wait(onehop_comm *comm, onehop_stream_t stream) {
+    uint64_t looked = oh_clock_ns();
+    const uint64_t begun = looked;
+    for (;;) {
+        bool idle = false;
+        onehop_result result = comm->device->ops->stream_idle(comm->device, stream, &idle);
+        if (result) return result;
+        if (idle) return oh_comm_check(comm);
+        const uint64_t now = oh_clock_ns();
+        if (now - begun > 100000) oh_sleep_us(20);
+        if (now - looked < 1000000) continue;
+        looked = now;
+        oh_comm_watch(comm);
+    }
+}
+
+void oh_comm_leave(onehop_comm *comm) {
+    for (int r = 0; r < comm->world; r++)
+        if (r != comm->rank)
+            oh_comm_store_u32(comm, OH_MEMBER(control_of(comm, r), oh_control, left[comm->rank]), 1);
+}

@@ -1,0 +1,63 @@
+/* From a validated request to a launch. The fast path of the library: no allocation, lock, log or system call
+ * beyond the launch. */
+#include "comm/comm.h"
+
+#include <string.h>
+
+/* Mixes one value into a hash; the finaliser of MurmurHash3 (public domain) on 64 bits. */
+static uint64_t mix(uint64_t hash, uint64_t value) {
+    hash ^= value + 0x9e3779b97f4a7c15ull;
+    hash ^= hash >> 33;
+    hash *= 0xff51afd7ed558ccdull;
+    hash ^= hash >> 33;
+    hash *= 0xc4ceb9fe1a85ec53ull;
+    return hash ^ hash >> 33;
+}
+
+/* Everything that must be equal on all ranks in a call. */
+static uint32_t hash_of(const oh_request *q, const oh_plan *plan) {
+    const onehop_choice *c = &plan->choice;
+    uint64_t h = mix(0, q->count);
+    h = mix(h, (uint64_t)q->dtype << 32 | (uint64_t)q->op << 24 | (uint64_t)c->algorithm << 8 | (uint64_t)c->source);
+    h = mix(h, (uint64_t)c->blocks << 32 | c->threads);
+    h = mix(h, plan->chunk_bytes);
+    return (uint32_t)(h >> 32);
+}
+
+/* Calls of one communicator run in the order they were made, also when they change streams. Captured calls are
+ * ordered within their capture; order among replays and eager calls is the caller's. */
+static onehop_result order_streams(onehop_comm *comm, onehop_stream_t stream, const oh_stream_info *info) {
+    onehop_stream_t *last = info->capturing ? &comm->captured_stream : &comm->eager_stream;
+    uint64_t *last_id = info->capturing ? &comm->captured_id : &comm->eager_id;
+    onehop_result result = ONEHOP_OK;
+    if (*last_id == info->id) return ONEHOP_OK;
+    if (*last_id) result = comm->device->ops->stream_order(comm->device, *last, stream);
+    *last = stream;
+    *last_id = info->id;
+    return result;
+}
+
+onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_plan *plan,
+                             bool *captured_out) {
+    oh_stream_info info = {0, false};
+    onehop_result result = comm->device->ops->stream_info(comm->device, q->stream, &info);
+    if (!result) result = order_streams(comm, q->stream, &info);
+    if (result) return result;
+    oh_args args = comm->args;
+    args.in = (uintptr_t)q->in;
+    args.out = (uintptr_t)q->out;
+    args.count = q->count;
+    args.chunk_bytes = plan->chunk_bytes;
+    args.hash = hash_of(q, plan);
+    args.dtype = (uint32_t)q->dtype;
+    const oh_launch launch = {&comm->functions[plan->kernel], &args, sizeof args, plan->choice.blocks,
+                              plan->choice.threads, q->stream};
+    result = comm->device->ops->launch(comm->device, &launch);
+    if (result) return result;
+    comm->stats.calls++;
+    comm->stats.bytes += q->count * onehop_dtype_bytes(q->dtype);
+    comm->stats.calls_by[plan->choice.algorithm]++;
+    if (captured_out) *captured_out = info.capturing;
+    /* A host call on no stream has run to its end by now. */
+    return q->stream ? ONEHOP_OK : oh_comm_check(comm);
+}

@@ -1,0 +1,57 @@
+/* The table of captured inputs: rows taken during capture, filled after it, recycled when no graph can run that
+ * uses them. All ranks take rows in the same order and so get the same numbers. */
+#include "comm/comm.h"
+
+#include <string.h>
+
+static onehop_result check_row(const onehop_comm *comm, uint32_t row, const char *call) {
+    if (!comm) return oh_error(ONEHOP_ERR_NULL, "%s: comm is NULL", call);
+    if (row >= comm->stats.rows_total || !comm->row_used[row])
+        return oh_error(ONEHOP_ERR_ARGUMENT, "%s: row %u is not taken", call, row);
+    return ONEHOP_OK;
+}
+
+static onehop_result write_row(onehop_comm *comm, uint32_t row, const oh_row *value) {
+    char *table = (char *)(uintptr_t)(comm->args.local + comm->args.planes.rows);
+    return comm->device->ops->copy(comm->device, table + row * sizeof *value, value, sizeof *value);
+}
+
+onehop_result onehop_comm_row_take(onehop_comm *comm, uint32_t *row_out) {
+    if (!comm || !row_out) return oh_error(ONEHOP_ERR_NULL, "onehop_comm_row_take: a pointer is NULL");
+    for (uint32_t row = 0; row < comm->stats.rows_total; row++) {
+        if (comm->row_used[row]) continue;
+        comm->row_used[row] = 1;
+        comm->rows_used++;
+        *row_out = row;
+        return ONEHOP_OK;
+    }
+    return oh_error(ONEHOP_ERR_TOO_LARGE, "all %u rows for captured inputs are taken; release some or raise max_rows",
+                    comm->stats.rows_total);
+}
+
+onehop_result onehop_comm_row_fill(onehop_comm *comm, uint32_t row, const void *const *in,
+                                   void *const *out) {
+    onehop_result result = check_row(comm, row, "onehop_comm_row_fill");
+    if (result) return result;
+    oh_row value;
+    memset(&value, 0, sizeof value);
+    value.tag = row + 1;
+    value.mode = in ? OH_ROW_DIRECT : OH_ROW_STAGED;
+    for (int r = 0; in && r < comm->world; r++) {
+        value.in[r] = (uintptr_t)in[r];
+        value.out[r] = out ? (uintptr_t)out[r] : 0;
+    }
+    return write_row(comm, row, &value);
+}
+
+onehop_result onehop_comm_row_release(onehop_comm *comm, uint32_t row) {
+    onehop_result result = check_row(comm, row, "onehop_comm_row_release");
+    if (result) return result;
+    oh_row empty;
+    memset(&empty, 0, sizeof empty);
+    result = write_row(comm, row, &empty);
+    if (result) return result;
+    comm->row_used[row] = 0;
+    comm->rows_used--;
+    return ONEHOP_OK;
+}

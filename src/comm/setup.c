@@ -1,0 +1,165 @@
+/* The steps of setting up one rank; see context.h. */
+#include "comm/context.h"
+
+#include "storage/layout.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MIB ((size_t)1 << 20)
+
+/* The push slot that takes max_bytes in one piece. */
+static size_t slot_for(size_t max_bytes) {
+    return max_bytes ? oh_round_up(max_bytes, 4096) : 0;
+}
+
+static onehop_result check_sizes(const onehop_config *c) {
+    if (c->max_bytes > 128 * MIB)
+        return oh_error(ONEHOP_ERR_TOO_LARGE, "max_bytes is %zu, expected at most 128 MiB; longer messages go in chunks",
+                        c->max_bytes);
+    if (c->flags & ~(ONEHOP_FLAG_EARLY_TRIGGER | ONEHOP_FLAG_SHARE_GPU))
+        return oh_error(ONEHOP_ERR_ARGUMENT, "flags 0x%x has unknown bits", c->flags);
+    return ONEHOP_OK;
+}
+
+onehop_result oh_context_introduce(onehop_t *ctx, int local_rank, oh_introduction *out) {
+    const onehop_config *c = &ctx->config;
+    onehop_result result = check_sizes(c);
+    if (!result) result = oh_device_open(c->device, local_rank, &ctx->device);
+    if (!result) result = ctx->device->ops->info(ctx->device, &ctx->info);
+    if (result) return result;
+    memset(out, 0, sizeof *out);
+    out->version_major = ONEHOP_VERSION_MAJOR;
+    out->version_minor = ONEHOP_VERSION_MINOR;
+    out->world = (uint32_t)ctx->world;
+    out->device_kind = ctx->info.device.kind;
+    out->flags = c->flags;
+    out->max_blocks = c->max_blocks;
+    out->max_rows = c->max_rows;
+    out->multiprocessors = ctx->info.multiprocessors;
+    out->capability = ctx->info.capability;
+    out->handle_kinds = ctx->info.handle_kinds;
+    out->push_bytes = c->push_bytes ? c->push_bytes : slot_for(c->max_bytes);
+    out->pull_bytes = c->pull_bytes;
+    memcpy(out->bus_id, ctx->info.bus_id, sizeof out->bus_id);
+    out->process = (uint64_t)getpid();
+    return ONEHOP_OK;
+}
+
+/* One setting of one rank against rank 0's. */
+static onehop_result same(const char *what, int rank, uint64_t found, uint64_t expected) {
+    if (found == expected) return ONEHOP_OK;
+    return oh_error(ONEHOP_ERR_DISAGREEMENT, "%s is %llu on rank %d and %llu on rank 0; it must be equal", what,
+                    (unsigned long long)found, rank, (unsigned long long)expected);
+}
+
+static onehop_result compare(const oh_introduction *all, int rank) {
+    const oh_introduction *a = &all[rank], *b = &all[0];
+    onehop_result result = same("major version", rank, a->version_major, b->version_major);
+    if (!result) result = same("minor version", rank, a->version_minor, b->version_minor);
+    if (!result) result = same("world size", rank, a->world, b->world);
+    if (!result) result = same("device kind", rank, a->device_kind, b->device_kind);
+    if (!result) result = same("flags", rank, a->flags, b->flags);
+    if (!result) result = same("max_blocks", rank, a->max_blocks, b->max_blocks);
+    if (!result) result = same("max_rows", rank, a->max_rows, b->max_rows);
+    if (!result) result = same("push_bytes (or max_bytes)", rank, a->push_bytes, b->push_bytes);
+    if (!result) result = same("pull_bytes", rank, a->pull_bytes, b->pull_bytes);
+    return result;
+}
+
+/* Most ranks on one GPU. Several processes there are time-sliced, milliseconds a call. */
+static onehop_result count_sharing(onehop_t *ctx, const oh_introduction *all) {
+    uint32_t most = 1;
+    for (int i = 0; i < ctx->world; i++) {
+        uint32_t here = 0;
+        for (int j = 0; j < ctx->world; j++) {
+            if (!all[i].bus_id[0] || memcmp(all[i].bus_id, all[j].bus_id, sizeof all[i].bus_id)) continue;
+            here++;
+            if (all[i].process != all[j].process && !(ctx->config.flags & ONEHOP_FLAG_SHARE_GPU))
+                return oh_error(ONEHOP_ERR_UNSUPPORTED,
+                                "ranks %d and %d are processes on one GPU (%s), which would be time-sliced; use threads of "
+                                "one process, or ask for it with ONEHOP_FLAG_SHARE_GPU",
+                                i < j ? i : j, i < j ? j : i, all[i].bus_id);
+        }
+        if (here > most) most = here;
+    }
+    ctx->ranks_per_device = most;
+    return ONEHOP_OK;
+}
+
+/* The largest grid of any call: what fits at once on the smallest device, shared by its ranks. */
+static uint32_t agreed_blocks(const onehop_t *ctx, const oh_introduction *all) {
+    if (all[0].max_blocks || ctx->info.device.kind == ONEHOP_DEVICE_HOST) return all[0].max_blocks;
+    uint32_t least = all[0].multiprocessors;
+    for (int r = 1; r < ctx->world; r++)
+        if (all[r].multiprocessors < least) least = all[r].multiprocessors;
+    const uint32_t share = least / ctx->ranks_per_device;
+    return share < 2 ? 2 : share > 1024 ? 1024 : share;
+}
+
+static onehop_result allocate_own(onehop_t *ctx, const oh_introduction *all, oh_offer *out, int *fd_out) {
+    const oh_device_ops *ops = ctx->device->ops;
+    uint32_t kinds = OH_HANDLE_FD | OH_HANDLE_FABRIC;
+    for (int r = 0; r < ctx->world; r++) kinds &= all[r].handle_kinds;
+    if (ctx->group && !oh_rendezvous_can_pass_fds(ctx->group)) kinds &= ~(uint32_t)OH_HANDLE_FD;
+    if (!kinds)
+        return oh_error(ONEHOP_ERR_UNSUPPORTED, "no way to share memory that works on all ranks was found");
+    onehop_result result = ops->mem_create(ctx->device, ctx->layout.symmetric_bytes,
+                                           kinds & OH_HANDLE_FD ? OH_HANDLE_FD : kinds, &ctx->slabs[ctx->rank]);
+    if (!result) result = ops->local_alloc(ctx->device, ctx->layout.local_bytes, &ctx->local);
+    if (!result)
+        result = ops->host_alloc(ctx->device, ctx->layout.host_bytes, &ctx->host, &ctx->host_device);
+    memset(out, 0, sizeof *out);
+    if (!result) result = ops->mem_export(ctx->device, &ctx->slabs[ctx->rank], &out->handle, fd_out);
+    return result;
+}
+
+onehop_result oh_context_allocate(onehop_t *ctx, const oh_introduction *all, oh_offer *out, int *fd_out) {
+    onehop_result result = ONEHOP_OK;
+    *fd_out = -1;
+    for (int r = 1; r < ctx->world && !result; r++) result = compare(all, r);
+    if (!result) result = count_sharing(ctx, all);
+    if (result) return result;
+    onehop_layout_config *c = &ctx->layout_config;
+    c->struct_size = sizeof *c;
+    c->device_kind = ctx->info.device.kind;
+    c->world_size = ctx->world;
+    c->push_bytes = all[0].push_bytes;
+    c->pull_bytes = all[0].pull_bytes;
+    c->max_blocks = agreed_blocks(ctx, all);
+    c->max_rows = all[0].max_rows;
+    result = oh_layout_plan(c, &ctx->layout, &ctx->planes);
+    return result ? result : allocate_own(ctx, all, out, fd_out);
+}
+
+onehop_result oh_context_connect(onehop_t *ctx, const oh_offer *offers, const int *fds) {
+    const oh_device_ops *ops = ctx->device->ops;
+    for (int r = 0; r < ctx->world; r++) {
+        if (r == ctx->rank) continue;
+        onehop_result result = ops->mem_import(ctx->device, &offers[r].handle, fds[r], &ctx->slabs[r]);
+        if (result) return result;
+        if (ctx->slabs[r].bytes < ctx->layout.symmetric_bytes)
+            return oh_error(ONEHOP_ERR_DISAGREEMENT, "rank %d offers %zu bytes of symmetric memory, expected %zu", r,
+                            ctx->slabs[r].bytes, ctx->layout.symmetric_bytes);
+    }
+    return oh_storage_arm(ctx->device, &ctx->planes, ctx->world, ctx->slabs[ctx->rank].ptr, ctx->local,
+                          ctx->host);
+}
+
+onehop_result oh_context_finish(onehop_t *ctx) {
+    onehop_comm_config c = ONEHOP_CONFIG_INIT(onehop_comm_config);
+    c.device = ctx->info.device;
+    c.rank = ctx->rank;
+    c.world_size = ctx->world;
+    c.layout = ctx->layout_config;
+    for (int r = 0; r < ctx->world; r++) c.symmetric[r] = ctx->slabs[r].ptr;
+    c.local = ctx->local;
+    c.host = ctx->host;
+    c.ranks_per_device = ctx->ranks_per_device;
+    c.timeout_ms = ctx->config.timeout_ms;
+    c.flags = ctx->config.flags;
+    onehop_result result = oh_comm_open(&c, ctx->device, false, ctx->group, &ctx->comm);
+    if (!result) ctx->dispatch = ctx->comm->dispatch;
+    return result;
+}

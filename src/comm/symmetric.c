@@ -1,0 +1,114 @@
+/* Public symmetric memory: one allocation per rank, mapped by all. */
+#include "rendezvous/rendezvous.h"
+#include "device/device.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct onehop_symmetric {
+    oh_device *device;
+    int rank, world;
+    oh_mem slabs[ONEHOP_MAX_RANKS];
+};
+
+typedef struct offer {
+    uint64_t bytes;
+    uint32_t kinds; /* handle kinds that work there */
+    oh_mem_handle handle;
+} offer;
+
+static onehop_result introduce(onehop_symmetric *s, onehop_device device, size_t bytes, offer *mine) {
+    oh_device_info info;
+    if (bytes == 0) return oh_error(ONEHOP_ERR_ARGUMENT, "onehop_symmetric_alloc: bytes is 0");
+    onehop_result result = oh_device_open(device, s->rank, &s->device);
+    if (!result) result = s->device->ops->info(s->device, &info);
+    if (result) return result;
+    mine->bytes = bytes;
+    mine->kinds = info.handle_kinds;
+    return ONEHOP_OK;
+}
+
+static onehop_result allocate(onehop_symmetric *s, bool can_pass_fds, const offer *all, offer *mine,
+                              int *fd_out) {
+    uint32_t kinds = can_pass_fds ? OH_HANDLE_FD | OH_HANDLE_FABRIC : OH_HANDLE_FABRIC;
+    for (int r = 0; r < s->world; r++) {
+        kinds &= all[r].kinds;
+        if (all[r].bytes != all[0].bytes)
+            return oh_error(ONEHOP_ERR_DISAGREEMENT,
+                            "onehop_symmetric_alloc: rank %d asks for %llu bytes, rank 0 for %llu", r,
+                            (unsigned long long)all[r].bytes, (unsigned long long)all[0].bytes);
+    }
+    if (!kinds)
+        return oh_error(ONEHOP_ERR_UNSUPPORTED, "no way to share memory that works on all ranks was found");
+    const uint32_t kind = kinds & OH_HANDLE_FD ? OH_HANDLE_FD : OH_HANDLE_FABRIC;
+    onehop_result result =
+        s->device->ops->mem_create(s->device, mine->bytes, kind, &s->slabs[s->rank]);
+    if (!result)
+        result = s->device->ops->mem_export(s->device, &s->slabs[s->rank], &mine->handle, fd_out);
+    return result;
+}
+
+static onehop_result map_peers(onehop_symmetric *s, const offer *all, const int *fds) {
+    for (int r = 0; r < s->world; r++) {
+        if (r == s->rank) continue;
+        onehop_result result =
+            s->device->ops->mem_import(s->device, &all[r].handle, fds[r], &s->slabs[r]);
+        if (result) return result;
+    }
+    return ONEHOP_OK;
+}
+
+static onehop_result build(onehop_symmetric *s, onehop_group *group, onehop_device device, size_t bytes) {
+    offer mine, all[ONEHOP_MAX_RANKS];
+    int fd = -1, fds[ONEHOP_MAX_RANKS];
+    memset(&mine, 0, sizeof mine);
+    onehop_result result = oh_rendezvous_agree(group, introduce(s, device, bytes, &mine));
+    if (!result) result = oh_rendezvous_allgather(group, &mine, all, sizeof mine);
+    if (result) return result;
+    result = oh_rendezvous_agree(group,
+                                 allocate(s, oh_rendezvous_can_pass_fds(group), all, &mine, &fd));
+    if (!result) result = oh_rendezvous_allgather(group, &mine, all, sizeof mine);
+    for (int r = 0; r < s->world; r++) fds[r] = -1;
+    if (!result && all[0].handle.kind == OH_HANDLE_FD)
+        result = oh_rendezvous_pass_fds(group, &fd, 1, fds);
+    if (fd >= 0) close(fd);
+    if (result) return result;
+    result = oh_rendezvous_agree(group, map_peers(s, all, fds));
+    for (int r = 0; r < s->world; r++)
+        if (fds[r] >= 0) close(fds[r]);
+    return result;
+}
+
+onehop_result onehop_symmetric_alloc(onehop_group *group, onehop_device device, size_t bytes,
+                                     onehop_symmetric **symmetric_out) {
+    if (!group || !symmetric_out)
+        return oh_error(ONEHOP_ERR_NULL, "onehop_symmetric_alloc: %s is NULL",
+                        group ? "symmetric_out" : "group");
+    onehop_symmetric *s = calloc(1, sizeof *s);
+    if (!s) return oh_error(ONEHOP_ERR_MEMORY, "onehop_symmetric_alloc: no memory");
+    s->rank = onehop_group_rank(group);
+    s->world = onehop_group_size(group);
+    onehop_result result = build(s, group, device, bytes);
+    if (result) {
+        onehop_symmetric_free(s);
+        return result;
+    }
+    *symmetric_out = s;
+    return ONEHOP_OK;
+}
+
+void *onehop_symmetric_ptr(const onehop_symmetric *symmetric, int rank) {
+    if (!symmetric || rank < 0 || rank >= symmetric->world) return NULL;
+    return symmetric->slabs[rank].ptr;
+}
+
+void onehop_symmetric_free(onehop_symmetric *symmetric) {
+    if (!symmetric) return;
+    if (symmetric->device) {
+        for (int r = 0; r < symmetric->world; r++)
+            symmetric->device->ops->mem_release(symmetric->device, &symmetric->slabs[r]);
+        symmetric->device->ops->close(symmetric->device);
+    }
+    free(symmetric);
+}

@@ -1,0 +1,163 @@
+/* The device interface: all that the layers above know of a processor. Two implementations, cuda/ and
+ * host/, behind one table of functions. A device knows memory, streams and launches; it knows nothing of
+ * ranks, protocols or algorithms.
+ *
+ * An oh_device belongs to one rank. Functions may be called by any thread; on CUDA each pushes the
+ * primary context of its device if that is not current and pops it on every path. */
+#ifndef OH_DEVICE_H
+#define OH_DEVICE_H
+
+#include "base/base.h"
+
+typedef struct oh_device oh_device;
+
+/* How a piece of memory can be given to another process. Decided by trying, never by asking alone. */
+typedef enum oh_handle_kind {
+    OH_HANDLE_NONE = 0,
+    OH_HANDLE_FD = 1,     /* a descriptor: memfd, or a cuMem allocation */
+    OH_HANDLE_FABRIC = 2, /* CUmemFabricHandle */
+    OH_HANDLE_IPC = 4,    /* classic CUDA IPC of memory that somebody else allocated */
+} oh_handle_kind;         /* bits, so that sets can be intersected over ranks */
+
+/* What travels to the peers besides the descriptor. */
+typedef struct oh_mem_handle {
+    uint32_t kind;
+    uint32_t device; /* ordinal; informative */
+    uint64_t bytes;
+    unsigned char data[64];
+} oh_mem_handle;
+
+/* Memory of a device mapped into this process. `owner` is private to the device. */
+typedef struct oh_mem {
+    void *ptr;
+    size_t bytes;
+    void *owner;
+} oh_mem;
+
+typedef struct oh_device_info {
+    onehop_device device;
+    char name[96];
+    char bus_id[32];          /* PCI bus id, or "" */
+    uint32_t multiprocessors; /* SMs; on the host the cores this process may use */
+    uint32_t capability;      /* compute capability * 10: 90 for sm_90; 0 on the host */
+    uint32_t driver_version;  /* 13000 for CUDA 13.0; 0 on the host */
+    uint32_t handle_kinds;    /* oh_handle_kind bits that worked in a trial on this device */
+    uint64_t memory_bytes;
+} oh_device_info;
+
+/* A function a device can run: the body compiled for the host, or a function of the loaded image. */
+typedef struct oh_grid oh_grid;
+typedef void (*oh_host_kernel)(const void *args, oh_grid grid);
+
+typedef struct oh_kernel {
+    const char *name;        /* extern "C" name, the same in the image */
+    oh_host_kernel host;     /* host device: the compiled body; run once per (block, lane) */
+    uint32_t max_threads;    /* launch bound */
+} oh_kernel;
+
+/* A kernel made ready on a device. cuda: CUfunction. host: the oh_host_kernel. */
+typedef struct oh_function {
+    void *handle;
+    uint32_t registers;
+    uint32_t blocks_per_multiprocessor; /* occupancy at max_threads; see device_occupancy for others */
+    bool pdl;                           /* loaded code understands programmatic dependent launch */
+} oh_function;
+
+typedef struct oh_launch {
+    const oh_function *function;
+    const void *args; /* copied before the call returns */
+    size_t args_bytes;
+    uint32_t blocks;
+    uint32_t threads;
+    onehop_stream_t stream;
+} oh_launch;
+
+/* What a stream is, asked once per call. */
+typedef struct oh_stream_info {
+    uint64_t id;    /* unique while the stream lives; 0 for NULL */
+    bool capturing; /* work given to it now is recorded, not run */
+} oh_stream_info;
+
+typedef struct oh_device_ops {
+    onehop_device_kind kind;
+    void (*close)(oh_device *);
+    onehop_result (*info)(oh_device *, oh_device_info *out);
+
+    /* Zeroed memory that peers can map. `kinds` restricts the handle kinds it must be exportable as. */
+    onehop_result (*mem_create)(oh_device *, size_t bytes, uint32_t kinds, oh_mem *out);
+    /* Describes memory from mem_create for other processes; *fd_out is a descriptor the caller closes,
+     * or -1. */
+    onehop_result (*mem_export)(oh_device *, const oh_mem *, oh_mem_handle *out, int *fd_out);
+    /* Maps a peer's memory. `fd` stays the caller's. */
+    onehop_result (*mem_import)(oh_device *, const oh_mem_handle *, int fd, oh_mem *out);
+    /* Lets this device read and write memory of another device of this process. */
+    onehop_result (*mem_peer_access)(oh_device *, const oh_mem *);
+    /* Unmaps, and frees if this process created it. A zeroed oh_mem is a no-op. */
+    void (*mem_release)(oh_device *, oh_mem *);
+
+    /* Zeroed memory of this device alone; not shareable. */
+    onehop_result (*local_alloc)(oh_device *, size_t bytes, void **out);
+    void (*local_free)(oh_device *, void *);
+    /* Zeroed host memory that the device can access at *device_out and the host at *host_out. */
+    onehop_result (*host_alloc)(oh_device *, size_t bytes, void **host_out, void **device_out);
+    void (*host_free)(oh_device *, void *host);
+    /* Address by which the device reaches host memory that the caller pinned; the same pointer on the
+     * host device. */
+    onehop_result (*host_address)(oh_device *, void *host, void **device_out);
+
+    /* Synchronous, on an internal stream; never the legacy stream, legal during anyone's capture. */
+    onehop_result (*fill)(oh_device *, void *ptr, int byte, size_t bytes);
+    onehop_result (*copy)(oh_device *, void *to, const void *from, size_t bytes);
+
+    /* In stream order; `to` and `from` are memory of this device, disjoint. */
+    onehop_result (*copy_on_stream)(oh_device *, void *to, const void *from, size_t bytes,
+                                    onehop_stream_t);
+
+    /* Makes functions out of kernels; on CUDA loads the image on first use and each function at once. */
+    onehop_result (*load)(oh_device *, const oh_kernel *kernels, size_t count, oh_function *out);
+    /* Blocks of `threads` that fit on the device at once. */
+    onehop_result (*resident_blocks)(oh_device *, const oh_function *, uint32_t threads,
+                                     uint32_t *out);
+
+    onehop_result (*stream_info)(oh_device *, onehop_stream_t, oh_stream_info *out);
+    onehop_result (*launch)(oh_device *, const oh_launch *);
+    /* Work given to `later` after this call waits for what `earlier` holds now. */
+    onehop_result (*stream_order)(oh_device *, onehop_stream_t earlier, onehop_stream_t later);
+    /* *idle_out: all work given to the stream so far is done. Never blocks. */
+    onehop_result (*stream_idle)(oh_device *, onehop_stream_t, bool *idle_out);
+} oh_device_ops;
+
+struct oh_device {
+    const oh_device_ops *ops;
+};
+
+/* Opens a device for one rank. AUTO: ONEHOP_DEVICE, else CUDA if a GPU can be used, else the host;
+ * `local_rank` picks the GPU then. */
+onehop_result oh_device_open(onehop_device which, int local_rank, oh_device **out);
+
+onehop_result oh_cuda_device_open(int ordinal, oh_device **out);
+onehop_result oh_host_device_open(oh_device **out);
+
+/* Number of GPUs that can be used; 0 without a driver. Never fails: the reason is logged at info. */
+int oh_cuda_device_count(void);
+
+/* Why CUDA cannot be used ("libcuda.so.1 was not found" ...), or NULL. */
+const char *oh_cuda_absent_reason(void);
+
+/* The image with all kernels, embedded in the library; size 0 in a build without nvcc. Handed to the cuda
+ * device by the layer that owns it, before the first load. */
+void oh_cuda_set_image(const void *image, size_t size);
+
+/* Where a block stands. On the host a block has one thread, so group_sync is nothing. */
+struct oh_grid {
+    uint32_t block, blocks;
+    uint32_t thread, threads;
+};
+
+/* Host device: runs a kernel's blocks lane, lane + lanes, ... of `blocks`, the last block first (it carries the
+ * signature and waits for nothing but the peers' last block). What a launch does with one lane; tests call it from
+ * several threads per rank. */
+void oh_host_run_lane(oh_host_kernel kernel, const void *args, uint32_t blocks, uint32_t lane,
+                      uint32_t lanes);
+
+#endif

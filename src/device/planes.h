@@ -1,0 +1,129 @@
+/* The memory map: what lies where in the memory of a communicator. The one file that describes it;
+ * storage/layout.c computes the offsets, kernels use them. In the dialect of kernels (see prim.h).
+ *
+ *   slab, one per rank, mapped by all ranks (symmetric memory)
+ *     push     2 phases x W sources x slot     landing slots, armed with 0xFF
+ *     flags    2 phases x W sources x 16 KiB   flag words: data and epoch in 8 bytes
+ *     pull     2 phases x pull_bytes           staged input; on the host also what a rank publishes
+ *     signals  max_blocks x 128 bytes          enter and exit word of each peer, for pull kernels
+ *     control  oh_control                      signatures, failure rows, verdicts
+ *   local, one per rank, its own device alone
+ *     oh_local, epoch words (max_blocks x 8 bytes), rows of captured inputs
+ *   host, one per rank, host memory that the device reaches
+ *     oh_host_page
+ *
+ * Only the push slots are armed; all else starts as zero. No region is shared by two encodings. */
+#ifndef OH_PLANES_H
+#define OH_PLANES_H
+
+typedef unsigned char oh_u8;
+typedef unsigned short oh_u16;
+typedef unsigned int oh_u32;
+typedef int oh_i32;
+typedef unsigned long long oh_u64;
+
+#define OH_MAX_RANKS 16
+#define OH_FLAG_SLOT_BYTES 16384
+#define OH_SIGNAL_BLOCK_BYTES 128
+
+/* Epochs number the calls of a communicator: 2..2^32-1, then 2 again. 0 and 1 never name a call, so zeroed
+ * memory holds no valid flag; the wrap keeps parity. phase = epoch & 1. */
+#define OH_EPOCH_NEXT(epoch) ((epoch) + 1u < 2u ? 2u : (epoch) + 1u)
+
+/* What one rank says in every call to every peer; a line of its own. On CUDA it lies in the reader's slab, on
+ * the host in the writer's (OH_SIGNATURE_HOME). */
+typedef struct oh_signature_line {
+    oh_u64 signature; /* hash << 32 | epoch */
+    oh_u64 progress;  /* host paths: steps done << 32 | epoch */
+    oh_u64 unused[14];
+} oh_signature_line;
+
+typedef struct oh_control {
+    oh_signature_line lines[2][OH_MAX_RANKS]; /* [phase][writer] */
+    /* Failure rows: rank r, once it has given up, says here whom it waits for: epoch << 32 | peer + 1. */
+    oh_u64 rows[OH_MAX_RANKS];
+    /* Rank r's conclusion, see OH_VERDICT. The first one found wins. */
+    oh_u64 verdicts[OH_MAX_RANKS];
+    /* Nonzero: rank r has destroyed its communicator; it will send nothing more. */
+    oh_u32 left[OH_MAX_RANKS];
+} oh_control;
+
+/* epoch << 32 | (culprit + 1) << 8 | kind; culprit -1: nobody. */
+#define OH_VERDICT(kind, culprit, epoch)                                                           \
+    ((oh_u64)(epoch) << 32 | (oh_u64)((oh_u32)((culprit) + 1) << 8) | (oh_u64)(kind))
+#define OH_VERDICT_KIND(v) ((oh_u32)(v)&0xffu)
+#define OH_VERDICT_CULPRIT(v) ((oh_i32)((oh_u32)((v) >> 8) & 0xffu) - 1)
+#define OH_VERDICT_EPOCH(v) ((oh_u32)((v) >> 32))
+
+/* Kinds of failure. */
+#define OH_FAIL_TIMEOUT 1
+#define OH_FAIL_LOST 2
+#define OH_FAIL_MISMATCH 3
+#define OH_FAIL_ABORTED 4
+#define OH_FAIL_OVERLAP 5
+#define OH_FAIL_ROW 6
+
+/* Places of the protocol, for the record of a failure. */
+#define OH_SITE_SIGNATURE 1   /* waiting for a peer's signature */
+#define OH_SITE_PUSH_1SHOT 2  /* waiting for a word of a landing slot */
+#define OH_SITE_HOST_1SHOT 3  /* waiting for a peer to publish */
+#define OH_SITE_HOST_2SHOT 4  /* waiting for a peer to stage or to reduce */
+#define OH_SITE_ENTRY 5       /* overlap, found when the call began */
+#define OH_SITE_OUTSIDE 6     /* found by the host between calls */
+
+typedef struct oh_local {
+    oh_u32 stop;        /* nonzero: every wait gives up */
+    oh_u32 claim;       /* taken by the one thread that records the failure */
+    oh_u64 deadline_ns; /* of a wait; data, so that it also holds for graphs captured before */
+    oh_u32 running;     /* epoch of the call that started last */
+    oh_u32 started;     /* blocks of all calls started, wraps */
+    oh_u32 finished;    /* blocks of all calls finished, wraps */
+    oh_u32 busy;        /* host paths: a call is running */
+    oh_u32 unused[56];
+    /* Followed by one word per possible block: state << 32 | epoch of the last call. Nonzero state: dead. */
+    oh_u64 epochs[1];
+} oh_local;
+
+#define OH_LOCAL_EPOCHS 256
+
+/* What the device tells the host. `kind` is stored last, with release. */
+typedef struct oh_record {
+    oh_u32 kind; /* OH_FAIL_*, 0: none */
+    oh_u32 site;
+    oh_i32 rank;
+    oh_i32 peer;
+    oh_u32 epoch;
+    oh_u32 expected;
+    oh_u32 seen;
+    oh_u32 unused;
+} oh_record;
+
+typedef struct oh_host_page {
+    oh_u32 abort; /* host to device: give up */
+    oh_u32 unused[31];
+    oh_record record;
+} oh_host_page;
+
+/* A row of the table of captured inputs. */
+typedef struct oh_row {
+    oh_u32 tag;  /* 0: not filled; else the number the captured call expects */
+    oh_u32 mode; /* OH_ROW_* */
+    oh_u64 in[OH_MAX_RANKS];
+    oh_u64 out[OH_MAX_RANKS];
+    oh_u64 unused[3];
+} oh_row;
+
+#define OH_ROW_STAGED 1
+#define OH_ROW_DIRECT 2
+
+/* Offsets in a slab and in local memory, with the sizes they follow from. */
+typedef struct oh_planes {
+    oh_u64 push, flags, pull, signals, control; /* in the slab */
+    oh_u64 rows;                                /* in local memory */
+    oh_u64 slot_bytes;                          /* one push slot */
+    oh_u64 pull_bytes;                          /* one half of the pull buffer */
+    oh_u32 max_blocks;
+    oh_u32 max_rows;
+} oh_planes;
+
+#endif

@@ -1,0 +1,41 @@
+/* What a kernel is given: one struct, passed by value (a grid constant on CUDA), written by the host, read
+ * only. Fixed-width members; the same size and offsets for every compiler (asserted below). */
+#ifndef OH_ARGS_H
+#define OH_ARGS_H
+
+#include "kernels/prim.h"
+
+/* Element types as constants of the bodies; the values of onehop_dtype. */
+#define OH_F32 1u
+#define OH_F16 2u
+#define OH_BF16 3u
+#define OH_ELEMENT_BYTES(dtype) ((dtype) == OH_F32 ? 4u : 2u)
+
+typedef struct oh_args {
+    oh_u64 in, out;              /* addresses; equal or disjoint; element-aligned */
+    oh_u64 count;                /* elements, at least 1 */
+    oh_u64 slabs[OH_MAX_RANKS];  /* each rank's slab, as this rank's device sees it */
+    oh_u64 local;                /* oh_local */
+    oh_u64 host;                 /* oh_host_page */
+    oh_u64 host_poll;            /* host device: oh_host_poll and its argument, or 0 */
+    oh_u64 host_poll_argument;
+    oh_planes planes;
+    oh_u64 chunk_bytes;          /* a message longer than this goes in chunks of this size */
+    oh_u32 rank, world;
+    oh_u32 hash;                 /* of everything all ranks must agree on in this call */
+    oh_u32 early_trigger;        /* trigger after own pushes; else after the last poll */
+    oh_u32 dtype;                /* for bodies that are not stamped per type */
+    oh_u32 unused;
+} oh_args;
+
+OH_STATIC_ASSERT(sizeof(oh_planes) == 72, planes);
+OH_STATIC_ASSERT(sizeof(oh_args) == 288, args);
+OH_STATIC_ASSERT(sizeof(oh_signature_line) == 128, line);
+OH_STATIC_ASSERT(sizeof(oh_control) == 4096 + 128 + 128 + 64, control);
+OH_STATIC_ASSERT(sizeof(oh_local) == OH_LOCAL_EPOCHS + 8, local);
+OH_STATIC_ASSERT(sizeof(oh_row) == 288, row);
+
+/* Address of a member of a struct that lies at `base`. */
+#define OH_MEMBER(base, type, member) ((oh_u64) & ((type *)(base))->member)
+
+#endif

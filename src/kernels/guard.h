@@ -1,0 +1,147 @@
+/* How a wait ends when it should not go on: deadline, abort, lost peers, and the verdict on which all ranks
+ * agree. Everything here is off the fast path: bodies poll OH_POLLS times bare, then call oh_wait_slow once.
+ *
+ * Failing, step by step:
+ *   1. One thread of the rank takes local.claim; the others wait for local.stop.
+ *   2. A verdict of another rank, if there is one, is adopted.
+ *   3. Else, on expiry or on seeing another rank's row, it writes {peer it waits for, epoch} into its row of
+ *      every control page, its own included, and gives the others 10 ms to do the same.
+ *   4. It follows the rows from its own: the rank reached that wrote none is the culprit. So all ranks name the
+ *      same one. (Rows in a circle mean lost data; then the lowest rank of the circle.)
+ *   5. The verdict goes to every control page, the record to host memory, then local.stop is set: all waits of
+ *      this rank return, and blocks write "dead" into their epoch words.
+ * A rank that comes late finds the verdict at its first slow look. Slots of a dead communicator are never
+ * used again, so nothing is cleaned up. All accesses are relaxed: each word is meaningful by itself, and
+ * single (verdicts, rows and left are written by one rank each). */
+#ifndef OH_GUARD_H
+#define OH_GUARD_H
+
+#include "kernels/args.h"
+
+#define OH_ROWS_WAIT_NS 10000000ull
+/* How long after a peer is seen gone its last stores may still be on their way, or unread by us. */
+#define OH_GRACE_NS 20000000ull
+
+/* State of a wait: 0 before the first slow look, then its time, or OH_LAST_CHANCE after the grace for a peer that
+ * is gone. Scalars only, here and below: the address of a local variable would put it into local memory. */
+#define OH_LAST_CHANCE 1ull
+
+OH_FN oh_u64 oh_control_of(const oh_args *a, oh_u32 rank) {
+    return a->slabs[rank] + a->planes.control;
+}
+
+OH_FN oh_u32 oh_stopped(const oh_args *a) {
+    return oh_ld_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, stop));
+}
+
+/* The first verdict on this rank's page, 0 if none. */
+OH_SLOW_FN oh_u64 oh_verdict_found(const oh_args *a) {
+    const oh_u64 control = oh_control_of(a, a->rank);
+    oh_u32 r;
+    for (r = 0; r < a->world; r++) {
+        const oh_u64 v = oh_ld_relaxed_sys_u64(OH_MEMBER(control, oh_control, verdicts[r]));
+        if (v) return v;
+    }
+    return 0;
+}
+
+/* True if another rank has given up. */
+OH_SLOW_FN oh_i32 oh_row_found(const oh_args *a) {
+    const oh_u64 control = oh_control_of(a, a->rank);
+    oh_u32 r;
+    for (r = 0; r < a->world; r++)
+        if (r != a->rank && oh_ld_relaxed_sys_u64(OH_MEMBER(control, oh_control, rows[r]))) return 1;
+    return 0;
+}
+
+/* Step 4. */
+OH_SLOW_FN oh_i32 oh_culprit_by_rows(const oh_args *a, oh_i32 peer) {
+    const oh_u64 control = oh_control_of(a, a->rank);
+    oh_u32 seen = 0;
+    oh_i32 r = peer;
+    while (r >= 0 && !(seen >> r & 1u)) {
+        const oh_u64 row = oh_ld_relaxed_sys_u64(OH_MEMBER(control, oh_control, rows[r]));
+        if (!row) return r;
+        seen |= 1u << r;
+        r = (oh_i32)((oh_u32)row - 1u);
+    }
+    for (r = 0; r < OH_MAX_RANKS; r++)
+        if (seen >> r & 1u) return r;
+    return peer;
+}
+
+/* Step 5. */
+OH_SLOW_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u32 expected,
+                            oh_u32 seen) {
+    const oh_u64 record = OH_MEMBER(a->host, oh_host_page, record);
+    oh_u32 r;
+    for (r = 0; r < a->world; r++)
+        oh_st_relaxed_sys_u64(OH_MEMBER(oh_control_of(a, r), oh_control, verdicts[a->rank]), verdict);
+    oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, site), site);
+    oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, rank), a->rank);
+    oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, peer), (oh_u32)OH_VERDICT_CULPRIT(verdict));
+    oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, epoch), OH_VERDICT_EPOCH(verdict));
+    oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, expected), expected);
+    oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, seen), seen);
+    /* Pairs with the host's acquiring load of kind: makes the fields above whole. */
+    oh_st_release_sys_u32(OH_MEMBER(record, oh_record, kind), OH_VERDICT_KIND(verdict));
+    oh_st_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, stop), 1);
+}
+
+/* Ends this rank's part in the communicator. `peer` is the culprit, or with kind TIMEOUT the peer this rank waits
+ * for, from which the rows lead to the culprit. */
+OH_SLOW_FN void oh_fail(const oh_args *a, oh_u32 kind, oh_i32 peer, oh_u32 site, oh_u32 epoch,
+                        oh_u32 expected, oh_u32 seen) {
+    oh_u64 verdict, since;
+    oh_u32 r;
+    if (oh_cas_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, claim), 0, 1) != 0) {
+        /* Another thread concludes; it takes some 10 ms. */
+        since = oh_now_ns();
+        while (!oh_stopped(a) && oh_now_ns() - since < 100 * OH_ROWS_WAIT_NS) oh_rest();
+        return;
+    }
+    verdict = oh_verdict_found(a);
+    if (!verdict && kind == OH_FAIL_TIMEOUT) {
+        const oh_u64 row = (oh_u64)epoch << 32 | (oh_u32)(peer + 1);
+        for (r = 0; r < a->world; r++)
+            oh_st_relaxed_sys_u64(OH_MEMBER(oh_control_of(a, r), oh_control, rows[a->rank]), row);
+        since = oh_now_ns();
+        while (!verdict && oh_now_ns() - since < OH_ROWS_WAIT_NS) {
+            oh_rest();
+            verdict = oh_verdict_found(a);
+        }
+        peer = oh_culprit_by_rows(a, peer);
+    }
+    if (!verdict) verdict = OH_VERDICT(kind, peer, epoch);
+    oh_conclude(a, verdict, site, expected, seen);
+}
+
+/* One slow look of a wait for `peer`. Returns the wait's new state, or 0: give up, the communicator is dead.
+ * `looks_at_host` is set for one thread of a block: host memory is far from a GPU. */
+OH_SLOW_FN oh_u64 oh_wait_slow(const oh_args *a, oh_u64 state, oh_i32 looks_at_host, oh_u32 site,
+                               oh_i32 peer, oh_u32 epoch, oh_u32 expected, oh_u32 seen) {
+    const oh_u64 now = oh_now_ns();
+    const oh_u64 deadline = oh_ld_relaxed_gpu_u64(OH_MEMBER(a->local, oh_local, deadline_ns));
+    const oh_i32 lost = oh_host_wait(a->host_poll, a->host_poll_argument);
+    if (oh_stopped(a)) return 0;
+    if (state == OH_LAST_CHANCE) {
+        oh_fail(a, OH_FAIL_LOST, peer, site, epoch, expected, seen);
+        return 0;
+    }
+    if (looks_at_host && oh_ld_relaxed_sys_u32(OH_MEMBER(a->host, oh_host_page, abort))) {
+        oh_fail(a, OH_FAIL_ABORTED, -1, site, epoch, expected, seen);
+        return 0;
+    }
+    if (oh_verdict_found(a) || oh_row_found(a) || (state && now - state > deadline)) {
+        oh_fail(a, OH_FAIL_TIMEOUT, peer, site, epoch, expected, seen);
+        return 0;
+    }
+    if (lost == peer ||
+        oh_ld_relaxed_sys_u32(OH_MEMBER(oh_control_of(a, a->rank), oh_control, left[peer]))) {
+        while (!oh_stopped(a) && oh_now_ns() - now < OH_GRACE_NS) oh_rest();
+        return OH_LAST_CHANCE;
+    }
+    return state ? state : now;
+}
+
+#endif

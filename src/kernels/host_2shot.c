@@ -1,0 +1,96 @@
+/* host_2shot: reduce-scatter and all-gather through published memory; the host device's path for long messages
+ * between many ranks.
+ *
+ * Per chunk: stage the own input; wait until all have staged; sum the own shard of the chunk from all ranks' staged
+ * data into the own result; wait until all have; copy every rank's shard to the output. Shards are whole cache
+ * lines, balanced.
+ *
+ * Steps of a rank, S stage, R reduce, G gather: S0 R0 S1 G0 R1 S2 G1 R2 ...; progress counts S and R, so "chunk c
+ * is staged" is 2c+1 and "is reduced" is 2c+2. Two staging and two result areas take turns:
+ *   staging area of chunk c is written again by S(c+2), after this rank's G(c), which waited until all had done
+ *   R(c), the only readers;
+ *   result area of chunk c is written again by R(c+2), which waits until all have done S(c+2), and each does that
+ *   after its G(c).
+ *
+ *   copied per rank S in, S out, S (W-1)/W read twice; hops on the critical path 2 */
+#include "kernels/host_path.h"
+#include "kernels/kernels.h"
+
+#define LINE 128
+
+typedef struct span {
+    size_t at, bytes; /* within a chunk */
+} span;
+
+/* Balanced shards: of n lines each rank has n/W, the first n mod W one more. */
+static span shard_of(size_t bytes, oh_u32 rank, oh_u32 world) {
+    const size_t lines = (bytes + LINE - 1) / LINE, each = lines / world, more = lines % world;
+    const size_t first = rank * each + (rank < more ? rank : more);
+    const size_t last = first + each + (rank < more);
+    const size_t end = last * LINE < bytes ? last * LINE : bytes;
+    span s = {first * LINE, 0};
+    if (s.at < end) s.bytes = end - s.at;
+    return s;
+}
+
+static size_t chunk_length(const oh_host_call *c, size_t chunk) {
+    const size_t left = c->bytes - chunk * c->a->chunk_bytes;
+    return left < c->a->chunk_bytes ? left : c->a->chunk_bytes;
+}
+
+static char *staged(const oh_host_call *c, oh_u32 rank, size_t chunk) {
+    return oh_area_of(c, rank) + chunk % 2 * c->a->chunk_bytes;
+}
+
+static char *reduced(const oh_host_call *c, oh_u32 rank, size_t chunk) {
+    return oh_area_of(c, rank) + (2 + chunk % 2) * c->a->chunk_bytes;
+}
+
+static void stage(const oh_host_call *c, size_t chunk) {
+    c->vector->copy(staged(c, c->a->rank, chunk), OH_AT(char, c->a->in) + chunk * c->a->chunk_bytes,
+                    chunk_length(c, chunk));
+    oh_publish_progress(c, (oh_u32)(2 * chunk + 1));
+}
+
+static bool reduce(const oh_host_call *c, size_t chunk) {
+    const oh_args *a = c->a;
+    const span s = shard_of(chunk_length(c, chunk), a->rank, a->world);
+    const void *in[OH_MAX_RANKS];
+    if (!oh_await_all(c, (oh_u32)(2 * chunk + 1))) return false;
+    for (oh_u32 r = 0; r < a->world; r++) in[r] = staged(c, r, chunk) + s.at;
+    c->vector->reduce[a->dtype](reduced(c, a->rank, chunk) + s.at, in, (int)a->world, s.bytes / c->element);
+    oh_publish_progress(c, (oh_u32)(2 * chunk + 2));
+    return true;
+}
+
+static bool gather(const oh_host_call *c, size_t chunk) {
+    const oh_args *a = c->a;
+    char *out = OH_AT(char, a->out) + chunk * a->chunk_bytes;
+    /* Own shard first, then the next rank's: ranks read different memory at a time. */
+    for (oh_u32 step = 0; step < a->world; step++) {
+        const oh_u32 r = (a->rank + step) % a->world;
+        const span s = shard_of(chunk_length(c, chunk), r, a->world);
+        if (r != a->rank && !oh_await_progress(c, r, (oh_u32)(2 * chunk + 2))) return false;
+        c->vector->copy(out + s.at, reduced(c, r, chunk) + s.at, s.bytes);
+    }
+    return true;
+}
+
+static bool all_chunks(const oh_host_call *c) {
+    const size_t count = (c->bytes + c->a->chunk_bytes - 1) / c->a->chunk_bytes;
+    oh_publish_signature(c);
+    stage(c, 0);
+    for (size_t chunk = 0; chunk < count; chunk++) {
+        if (!reduce(c, chunk)) return false;
+        if (chunk + 1 < count) stage(c, chunk + 1);
+        if (!gather(c, chunk)) return false;
+    }
+    return true;
+}
+
+void oh_host_2shot(const void *args, oh_grid grid) {
+    oh_host_call c;
+    (void)grid;
+    if (!oh_host_begin(&c, args, OH_SITE_HOST_2SHOT)) return;
+    oh_host_end(&c, all_chunks(&c));
+}

@@ -1,0 +1,123 @@
+/* What host_1shot and host_2shot share: begin and end of a call, publishing, waiting for peers.
+ *
+ * A rank publishes: it writes into its own half of the pull buffer (one half per phase) and then stores a word
+ * of its own control page with release; every peer waits for that word with acquire and reads. One store and W-1
+ * reads, where pushing would be W-1 copies. Half p is written again at epoch e+2 only after this rank has finished
+ * e+1, for which every peer had to send its signature of e+1, after it had finished reading in e: the credit rule
+ * of docs/design.md, with release and acquire in place of the kernel boundary.
+ *
+ * signature = hash << 32 | epoch, stored before anything else. progress = steps << 32 | epoch counts the
+ * steps of a call that has several. Both start a call old (another epoch), never zeroed.
+ *
+ * These bodies run as one block with one thread: they read epoch word 0 and write all words, so that bodies with
+ * any grid may follow. */
+#ifndef OH_HOST_PATH_H
+#define OH_HOST_PATH_H
+
+#include "kernels/call.h"
+#include "device/host/vector.h"
+
+typedef struct oh_host_call {
+    const oh_args *a;
+    const oh_vector *vector;
+    oh_u32 epoch, phase;
+    oh_u32 site;
+    size_t element; /* bytes */
+    size_t bytes;   /* of the message */
+} oh_host_call;
+
+static inline oh_u64 oh_line_of(const oh_host_call *c, oh_u32 rank) {
+    return OH_MEMBER(oh_control_of(c->a, rank), oh_control, lines[c->phase][rank]);
+}
+
+/* This call's half of a rank's pull buffer. */
+static inline char *oh_area_of(const oh_host_call *c, oh_u32 rank) {
+    return OH_AT(char, c->a->slabs[rank] + c->a->planes.pull + c->phase * c->a->planes.pull_bytes);
+}
+
+/* False: the communicator is dead, or this call found another one running. */
+static inline bool oh_host_begin(oh_host_call *c, const oh_args *a, oh_u32 site) {
+    const oh_u64 word = oh_ld_relaxed_gpu_u64(oh_epoch_word(a, 0));
+    c->a = a;
+    c->vector = oh_vector_table();
+    c->epoch = OH_EPOCH_NEXT((oh_u32)word);
+    c->phase = c->epoch & 1u;
+    c->site = site;
+    c->element = OH_ELEMENT_BYTES(a->dtype);
+    c->bytes = a->count * c->element;
+    if (word >> 32) return false;
+    if (oh_exchange_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, busy), 1)) {
+        oh_fail(a, OH_FAIL_OVERLAP, -1, OH_SITE_ENTRY, c->epoch, 0, 1);
+        return false;
+    }
+    return true;
+}
+
+static inline void oh_host_end(const oh_host_call *c, bool alive) {
+    const oh_u64 word = (oh_u64)!alive << 32 | c->epoch;
+    for (oh_u32 b = 0; b < c->a->planes.max_blocks; b++) oh_st_relaxed_gpu_u64(oh_epoch_word(c->a, b), word);
+    /* Release: the next call, perhaps on another thread, sees the words above. */
+    oh_st_release_sys_u32(OH_MEMBER(c->a->local, oh_local, busy), 0);
+}
+
+static inline void oh_publish_signature(const oh_host_call *c) {
+    /* Pairs with the acquire in oh_await_signature: in a call of one chunk it publishes the data too. */
+    oh_st_release_sys_u64(oh_line_of(c, c->a->rank), (oh_u64)c->a->hash << 32 | c->epoch);
+}
+
+static inline void oh_publish_progress(const oh_host_call *c, oh_u32 steps) {
+    /* Pairs with the acquire in oh_await_progress: what the steps wrote, and that what they read is read. */
+    oh_st_release_sys_u64(OH_MEMBER(oh_line_of(c, c->a->rank), oh_signature_line, progress),
+                          (oh_u64)steps << 32 | c->epoch);
+}
+
+/* False if the signature has arrived and differs; then the communicator is dead. */
+static inline bool oh_signature_agrees(const oh_host_call *c, oh_u64 word) {
+    if ((oh_u32)word != c->epoch || (oh_u32)(word >> 32) == c->a->hash) return true;
+    oh_signature_mismatch(c->a, c->epoch);
+    return false;
+}
+
+/* Waits for the signature of `rank` and compares it. False: the communicator is dead. */
+static inline bool oh_await_signature(const oh_host_call *c, oh_u32 rank) {
+    const oh_u64 p = oh_line_of(c, rank);
+    oh_u64 state = 0;
+    for (;;) {
+        oh_u64 word = 0;
+        for (int n = 0; n < OH_POLLS; n++) {
+            word = oh_ld_acquire_sys_u64(p);
+            if ((oh_u32)word == c->epoch) return oh_signature_agrees(c, word);
+        }
+        state = oh_wait_slow(c->a, state, 1, c->site, (oh_i32)rank, c->epoch, c->epoch, (oh_u32)word);
+        if (!state) return false;
+    }
+}
+
+/* Waits until `rank` has done `steps` steps of this call. A rank that makes another call may never do them: its
+ * signature tells. False: the communicator is dead. */
+static inline bool oh_await_progress(const oh_host_call *c, oh_u32 rank, oh_u32 steps) {
+    const oh_u64 line = oh_line_of(c, rank), p = OH_MEMBER(line, oh_signature_line, progress);
+    oh_u64 state = 0;
+    for (;;) {
+        oh_u64 word = 0;
+        for (int n = 0; n < OH_POLLS; n++) {
+            word = oh_ld_acquire_sys_u64(p);
+            if ((oh_u32)word == c->epoch && (oh_u32)(word >> 32) >= steps) return true;
+        }
+        if (!oh_signature_agrees(c, oh_ld_acquire_sys_u64(line))) return false;
+        state = oh_wait_slow(c->a, state, 1, c->site, (oh_i32)rank, c->epoch, steps, (oh_u32)(word >> 32));
+        if (!state) return false;
+    }
+}
+
+/* All peers. Their first step proves that their signatures have arrived, not yet that they agree. */
+static inline bool oh_await_all(const oh_host_call *c, oh_u32 steps) {
+    for (oh_u32 r = 0; r < c->a->world; r++) {
+        if (r == c->a->rank) continue;
+        if (!oh_await_progress(c, r, steps)) return false;
+        if (steps == 1 && !oh_await_signature(c, r)) return false;
+    }
+    return true;
+}
+
+#endif

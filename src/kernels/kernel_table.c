@@ -1,0 +1,62 @@
+/* Kernels as data, stamped from the same list as their bodies. */
+#include "kernels/kernels.h"
+
+typedef struct row {
+    onehop_algorithm algorithm;
+    uint32_t dtype; /* 0: any */
+    uint32_t world; /* 0: any */
+} row;
+
+#define OH_ALGORITHM_1shot_push ONEHOP_1SHOT_PUSH
+
+#define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
+    void onehop_##algorithm##_##type##_w##world(const void *args, oh_grid grid);
+#include "kernels/instances.def"
+#undef OH_INSTANCE
+
+static const oh_kernel kernels[] = {
+#define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
+    {"onehop_" #algorithm "_" #type "_w" #world, onehop_##algorithm##_##type##_w##world, bound},
+#include "kernels/instances.def"
+#undef OH_INSTANCE
+    {NULL, oh_host_1shot, 1},
+    {NULL, oh_host_2shot, 1},
+};
+
+static const row rows[] = {
+#define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
+    {OH_ALGORITHM_##algorithm, OH_##type, world},
+#include "kernels/instances.def"
+#undef OH_INSTANCE
+    {ONEHOP_HOST_1SHOT, 0, 0},
+    {ONEHOP_HOST_2SHOT, 0, 0},
+};
+
+const oh_kernel *oh_kernel_list(size_t *count_out) {
+    *count_out = OH_LENGTH(kernels);
+    return kernels;
+}
+
+int oh_kernel_find(onehop_device_kind kind, onehop_algorithm algorithm, onehop_dtype dtype, int world) {
+    int any = -1;
+    for (size_t i = 0; i < OH_LENGTH(rows); i++) {
+        if (rows[i].algorithm != algorithm || (rows[i].dtype && rows[i].dtype != (uint32_t)dtype)) continue;
+        if (kind == ONEHOP_DEVICE_CUDA && !kernels[i].name) continue;
+        if (rows[i].world == (uint32_t)world) return (int)i;
+        if (!rows[i].world) any = (int)i;
+    }
+    return any;
+}
+
+#if OH_HAVE_FATBIN
+extern const char oh_kernels_fatbin[], oh_kernels_fatbin_end[];
+const void *oh_kernel_image(size_t *size_out) {
+    *size_out = (size_t)(oh_kernels_fatbin_end - oh_kernels_fatbin);
+    return oh_kernels_fatbin;
+}
+#else
+const void *oh_kernel_image(size_t *size_out) {
+    *size_out = 0;
+    return NULL;
+}
+#endif

@@ -1,0 +1,199 @@
+/* CUDA half of prim.h: all PTX of the project. Compiled by nvcc and NVRTC, sm_80 and later. */
+#ifndef OH_PRIM_CUDA_H
+#define OH_PRIM_CUDA_H
+
+#define OH_FN static __device__ __forceinline__
+#define OH_SLOW_FN static __device__ __noinline__
+#define OH_UNROLL _Pragma("unroll")
+#define OH_NO_UNROLL _Pragma("unroll 1")
+
+/* Polls before a wait looks at clock, control page and host; bare, since a test inside the loop costs 0.1 us
+ * a call (two H200, graphs, W=2: docs/design.md). */
+#define OH_POLLS 1024
+
+/* Each thread pushes a unit and polls it at once: lanes are many and hide each other's latency. */
+#define OH_PUSH_WHOLE_CHUNK 0
+
+/* Whose control page holds the word that `from` writes for `to`: the reader's, so that it polls its own
+ * memory. */
+#define OH_SIGNATURE_HOME(from, to) (to)
+
+typedef struct oh_grid {
+    oh_u32 block, blocks;
+    oh_u32 thread, threads;
+} oh_grid;
+
+OH_FN oh_grid oh_grid_here(void) {
+    oh_grid g;
+    g.block = blockIdx.x;
+    g.blocks = gridDim.x;
+    g.thread = threadIdx.x;
+    g.threads = blockDim.x;
+    return g;
+}
+
+#define OH_KERNEL(name, body, dtype, world, bound)                                                 \
+    extern "C" __global__ void __launch_bounds__(bound) name(const __grid_constant__ oh_args args) {   \
+        body(&args, oh_grid_here(), dtype, world);                                                     \
+    }
+
+/* ---- ordinary accesses: inputs, outputs -------------------------------------------------------
+ * volatile asm: never merged, never moved across pdl_wait, never turned into ld.global.nc. */
+OH_FN oh_unit oh_ld_unit(oh_u64 p) {
+    oh_unit v;
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+OH_FN void oh_st_unit(oh_u64 p, oh_unit v) {
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.w[0]), "r"(v.w[1]),
+                 "r"(v.w[2]), "r"(v.w[3])
+                 : "memory");
+}
+OH_FN oh_u16 oh_ld_u16(oh_u64 p) {
+    oh_u16 v;
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
+    return v;
+}
+OH_FN void oh_st_u16(oh_u64 p, oh_u16 v) {
+    asm volatile("st.global.u16 [%0], %1;" ::"l"(p), "h"(v) : "memory");
+}
+OH_FN oh_u32 oh_ld_u32(oh_u64 p) {
+    oh_u32 v;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+OH_FN void oh_st_u32(oh_u64 p, oh_u32 v) {
+    asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+/* ---- ordered accesses: slots, signatures, control ------------------------------------------- */
+OH_FN oh_unit oh_ld_relaxed_sys_unit(oh_u64 p) {
+    oh_unit v;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+OH_FN void oh_st_relaxed_sys_unit(oh_u64 p, oh_unit v) {
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.w[0]),
+                 "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3])
+                 : "memory");
+}
+OH_FN oh_u32 oh_ld_relaxed_sys_u32(oh_u64 p) {
+    oh_u32 v;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+OH_FN void oh_st_relaxed_sys_u32(oh_u64 p, oh_u32 v) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+OH_FN oh_u64 oh_ld_relaxed_sys_u64(oh_u64 p) {
+    oh_u64 v;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+OH_FN void oh_st_relaxed_sys_u64(oh_u64 p, oh_u64 v) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+OH_FN void oh_st_release_sys_u32(oh_u64 p, oh_u32 v) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+OH_FN oh_u32 oh_cas_relaxed_gpu_u32(oh_u64 p, oh_u32 expected, oh_u32 desired) {
+    oh_u32 old;
+    asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
+                 : "=r"(old)
+                 : "l"(p), "r"(expected), "r"(desired)
+                 : "memory");
+    return old;
+}
+OH_FN oh_u32 oh_exchange_relaxed_gpu_u32(oh_u64 p, oh_u32 v) {
+    oh_u32 old;
+    asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    return old;
+}
+OH_FN oh_u32 oh_ld_relaxed_gpu_u32(oh_u64 p) {
+    oh_u32 v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+OH_FN void oh_st_relaxed_gpu_u32(oh_u64 p, oh_u32 v) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+OH_FN oh_u64 oh_ld_relaxed_gpu_u64(oh_u64 p) {
+    oh_u64 v;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+OH_FN void oh_st_relaxed_gpu_u64(oh_u64 p, oh_u64 v) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+OH_FN void oh_red_add_relaxed_gpu_u32(oh_u64 p, oh_u32 v) {
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+OH_FN void oh_fence_acq_rel_sys(void) {
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+/* ---- group, time, launch chain ---------------------------------------------------------------- */
+OH_FN void oh_group_sync(void) {
+    __syncthreads();
+}
+/* Nothing that the previous kernel of the stream may still write is read before this. */
+OH_FN void oh_pdl_wait(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+OH_FN void oh_pdl_trigger(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+OH_FN oh_u64 oh_now_ns(void) {
+    oh_u64 t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)::"memory");
+    return t;
+}
+/* A short rest between looks at other ranks' failure rows. */
+OH_FN void oh_rest(void) {
+    asm volatile("nanosleep.u32 1000;" ::: "memory");
+}
+/* Host device only: gives the core away and looks at the peers' processes. */
+OH_FN oh_i32 oh_host_wait(oh_u64 poll, oh_u64 argument) {
+    (void)poll;
+    (void)argument;
+    return -1;
+}
+
+/* ---- numbers: fp32 sums, one rounding; NaN comes out canonical (measured) -------------------------- */
+OH_FN float oh_f32_of_bits(oh_u32 v) {
+    return __uint_as_float(v);
+}
+OH_FN oh_u32 oh_bits_of_f32(float f) {
+    return __float_as_uint(f);
+}
+OH_FN float oh_f32_of_f16(oh_u32 bits) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((oh_u16)bits));
+    return f;
+}
+/* Two roundings to nearest even, packed: `low` in bits 0..15. */
+OH_FN oh_u32 oh_bf16x2_of_f32(float low, float high) {
+    oh_u32 v;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+    return v;
+}
+OH_FN oh_u32 oh_f16x2_of_f32(float low, float high) {
+    oh_u32 v;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+    return v;
+}
+OH_FN oh_u32 oh_canonical_f32(float f) {
+    return __float_as_uint(f);
+}
+
+#endif

@@ -1,0 +1,197 @@
+/* Host half of prim.h: the same vocabulary in __atomic builtins. A block has one thread here; a rank runs its
+ * blocks on one or more lanes (operating-system threads), see oh_host_run_lane. */
+#ifndef OH_PRIM_HOST_H
+#define OH_PRIM_HOST_H
+
+#include "device/device.h"
+
+#include <sched.h>
+#include <string.h>
+
+#define OH_FN static inline __attribute__((always_inline, unused))
+#define OH_SLOW_FN static __attribute__((noinline, unused))
+#define OH_UNROLL
+#define OH_NO_UNROLL
+
+/* After this many polls a wait yields the core: tests run 16 ranks on two cores. */
+#define OH_POLLS 64
+
+/* Lanes are few: all units of a chunk are pushed before any is polled, else each unit costs a round trip. */
+#define OH_PUSH_WHOLE_CHUNK 1
+
+/* Whose control page holds the word that `from` writes for `to`: the writer's. Caches make one store and W-1
+ * reads cheaper than W-1 stores. */
+#define OH_SIGNATURE_HOME(from, to) ((void)(to), (from))
+
+#define OH_KERNEL(name, body, dtype, world, bound)                                                 \
+    void name(const void *args, oh_grid grid);                                                     \
+    void name(const void *args, oh_grid grid) {                                                    \
+        body((const oh_args *)args, grid, dtype, world);                                           \
+    }
+
+#define OH_AT(type, p) ((type *)(uintptr_t)(p))
+
+/* ---- ordinary accesses: inputs, outputs; any alignment ------------------------------------------------ */
+OH_FN oh_unit oh_ld_unit(oh_u64 p) {
+    oh_unit v;
+    memcpy(&v, OH_AT(const void, p), sizeof v);
+    return v;
+}
+OH_FN void oh_st_unit(oh_u64 p, oh_unit v) {
+    memcpy(OH_AT(void, p), &v, sizeof v);
+}
+OH_FN oh_u16 oh_ld_u16(oh_u64 p) {
+    oh_u16 v;
+    memcpy(&v, OH_AT(const void, p), sizeof v);
+    return v;
+}
+OH_FN void oh_st_u16(oh_u64 p, oh_u16 v) {
+    memcpy(OH_AT(void, p), &v, sizeof v);
+}
+OH_FN oh_u32 oh_ld_u32(oh_u64 p) {
+    oh_u32 v;
+    memcpy(&v, OH_AT(const void, p), sizeof v);
+    return v;
+}
+OH_FN void oh_st_u32(oh_u64 p, oh_u32 v) {
+    memcpy(OH_AT(void, p), &v, sizeof v);
+}
+
+/* Tests hold a thread back, or tear a 16-byte store, here; empty otherwise. */
+#ifndef OH_CHAOS
+#define OH_CHAOS() ((void)0)
+#endif
+
+/* ---- ordered accesses: slots, signatures, control ------------------------------------------- */
+OH_FN oh_u32 oh_ld_relaxed_sys_u32(oh_u64 p) {
+    return __atomic_load_n(OH_AT(oh_u32, p), __ATOMIC_RELAXED);
+}
+OH_FN void oh_st_relaxed_sys_u32(oh_u64 p, oh_u32 v) {
+    OH_CHAOS();
+    __atomic_store_n(OH_AT(oh_u32, p), v, __ATOMIC_RELAXED);
+}
+OH_FN oh_unit oh_ld_relaxed_sys_unit(oh_u64 p) {
+    oh_unit v;
+    for (int i = 0; i < 4; i++) v.w[i] = oh_ld_relaxed_sys_u32(p + 4u * (oh_u32)i);
+    return v;
+}
+OH_FN void oh_st_relaxed_sys_unit(oh_u64 p, oh_unit v) {
+    for (int i = 0; i < 4; i++) oh_st_relaxed_sys_u32(p + 4u * (oh_u32)i, v.w[i]);
+}
+OH_FN oh_u64 oh_ld_relaxed_sys_u64(oh_u64 p) {
+    return __atomic_load_n(OH_AT(oh_u64, p), __ATOMIC_RELAXED);
+}
+OH_FN void oh_st_relaxed_sys_u64(oh_u64 p, oh_u64 v) {
+    OH_CHAOS();
+    __atomic_store_n(OH_AT(oh_u64, p), v, __ATOMIC_RELAXED);
+}
+OH_FN oh_u64 oh_ld_acquire_sys_u64(oh_u64 p) {
+    return __atomic_load_n(OH_AT(oh_u64, p), __ATOMIC_ACQUIRE);
+}
+OH_FN void oh_st_release_sys_u64(oh_u64 p, oh_u64 v) {
+    OH_CHAOS();
+    __atomic_store_n(OH_AT(oh_u64, p), v, __ATOMIC_RELEASE);
+}
+OH_FN void oh_st_release_sys_u32(oh_u64 p, oh_u32 v) {
+    __atomic_store_n(OH_AT(oh_u32, p), v, __ATOMIC_RELEASE);
+}
+OH_FN oh_u32 oh_cas_relaxed_gpu_u32(oh_u64 p, oh_u32 expected, oh_u32 desired) {
+    __atomic_compare_exchange_n(OH_AT(oh_u32, p), &expected, desired, 0, __ATOMIC_RELAXED,
+                                __ATOMIC_RELAXED);
+    return expected;
+}
+OH_FN oh_u32 oh_exchange_relaxed_gpu_u32(oh_u64 p, oh_u32 v) {
+    return __atomic_exchange_n(OH_AT(oh_u32, p), v, __ATOMIC_RELAXED);
+}
+OH_FN oh_u32 oh_ld_relaxed_gpu_u32(oh_u64 p) {
+    return oh_ld_relaxed_sys_u32(p);
+}
+OH_FN void oh_st_relaxed_gpu_u32(oh_u64 p, oh_u32 v) {
+    __atomic_store_n(OH_AT(oh_u32, p), v, __ATOMIC_RELAXED);
+}
+OH_FN oh_u64 oh_ld_relaxed_gpu_u64(oh_u64 p) {
+    return oh_ld_relaxed_sys_u64(p);
+}
+OH_FN void oh_st_relaxed_gpu_u64(oh_u64 p, oh_u64 v) {
+    __atomic_store_n(OH_AT(oh_u64, p), v, __ATOMIC_RELAXED);
+}
+OH_FN void oh_red_add_relaxed_gpu_u32(oh_u64 p, oh_u32 v) {
+    __atomic_fetch_add(OH_AT(oh_u32, p), v, __ATOMIC_RELAXED);
+}
+/* ThreadSanitizer does not understand stand-alone fences (gcc refuses them): there the fence is a
+ * read-modify-write of a dummy word, which orders no less on any machine it runs on. */
+OH_FN void oh_fence_acq_rel_sys(void) {
+#if defined(__SANITIZE_THREAD__)
+    static oh_u32 dummy;
+    __atomic_fetch_add(&dummy, 1, __ATOMIC_ACQ_REL);
+#else
+    __atomic_thread_fence(__ATOMIC_ACQ_REL);
+#endif
+}
+
+/* ---- group, time, launch chain ---------------------------------------------------------------- */
+OH_FN void oh_group_sync(void) {
+}
+OH_FN void oh_pdl_wait(void) {
+}
+OH_FN void oh_pdl_trigger(void) {
+}
+OH_FN oh_u64 oh_now_ns(void) {
+    return oh_clock_ns();
+}
+OH_FN void oh_rest(void) {
+    oh_sleep_us(100);
+}
+/* Gives the core away; `poll`, if set, is an oh_host_poll that returns the lowest rank whose process is gone,
+ * or -1. */
+typedef int (*oh_host_poll)(void *argument);
+OH_FN oh_i32 oh_host_wait(oh_u64 poll, oh_u64 argument) {
+    sched_yield();
+    return poll ? ((oh_host_poll)(uintptr_t)poll)(OH_AT(void, argument)) : -1;
+}
+
+/* ---- numbers: the GPU's results bit for bit -------------------------------------------------------- */
+OH_FN float oh_f32_of_bits(oh_u32 v) {
+    float f;
+    memcpy(&f, &v, sizeof f);
+    return f;
+}
+OH_FN oh_u32 oh_bits_of_f32(float f) {
+    oh_u32 v;
+    memcpy(&v, &f, sizeof v);
+    return v;
+}
+OH_FN float oh_f32_of_f16(oh_u32 bits) {
+    const oh_u32 sign = (bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
+    if (magnitude >= 0x7c00u) return oh_f32_of_bits(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+    /* 2^112 moves the exponent's bias from 15 to 127 and makes subnormals normal, exactly. */
+    const float f = oh_f32_of_bits(magnitude << 13) * 0x1p112f;
+    return oh_f32_of_bits(sign | oh_bits_of_f32(f));
+}
+OH_FN oh_u32 oh_bf16_of_f32(float f) {
+    const oh_u32 v = oh_bits_of_f32(f);
+    if (f != f) return 0x7fffu;
+    return (v + 0x7fffu + (v >> 16 & 1u)) >> 16;
+}
+OH_FN oh_u32 oh_f16_of_f32(float f) {
+    const oh_u32 v = oh_bits_of_f32(f), sign = v >> 16 & 0x8000u, magnitude = v & 0x7fffffffu;
+    if (f != f) return 0x7fffu;
+    if (magnitude >= 0x477ff000u) return sign | 0x7c00u; /* 65520 and more round to infinity */
+    if (magnitude < 0x38800000u) {                       /* below 2^-14: let the adder round at 2^-24 */
+        const float shifted = oh_f32_of_bits(magnitude) + 0.5f;
+        return sign | (oh_bits_of_f32(shifted) - 0x3f000000u);
+    }
+    const oh_u32 rebiased = magnitude - 0x38000000u;
+    return sign | (rebiased + 0xfffu + (rebiased >> 13 & 1u)) >> 13;
+}
+OH_FN oh_u32 oh_bf16x2_of_f32(float low, float high) {
+    return oh_bf16_of_f32(low) | oh_bf16_of_f32(high) << 16;
+}
+OH_FN oh_u32 oh_f16x2_of_f32(float low, float high) {
+    return oh_f16_of_f32(low) | oh_f16_of_f32(high) << 16;
+}
+OH_FN oh_u32 oh_canonical_f32(float f) {
+    return f != f ? 0x7fffffffu : oh_bits_of_f32(f);
+}
+
+#endif

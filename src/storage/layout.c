@@ -1,0 +1,113 @@
+/* The layout is a pure function of its config, so that all ranks compute the same one. */
+#include "storage/layout.h"
+
+#include <string.h>
+
+#define PAGE 4096
+#define MIB ((size_t)1 << 20)
+#define GIB ((size_t)1 << 30)
+
+/* Sizes that differ between the devices. Slot: all slots of both phases take at most push_total. */
+typedef struct defaults {
+    size_t slot_most, push_total, pull_bytes;
+    uint32_t max_blocks, max_rows;
+} defaults;
+
+static const defaults cuda_defaults = {16 * MIB, 64 * MIB, 16 * MIB, 256, 4096};
+static const defaults host_defaults = {1 * MIB, 4 * MIB, 1 * MIB, 16, 256};
+
+static size_t default_slot(const defaults *d, int world_size) {
+    const size_t share = d->push_total / (2 * (size_t)world_size);
+    return oh_round_down(share < d->slot_most ? share : d->slot_most, PAGE);
+}
+
+static onehop_result check(const onehop_layout_config *c) {
+    if (c->device_kind != ONEHOP_DEVICE_CUDA && c->device_kind != ONEHOP_DEVICE_HOST)
+        return oh_error(ONEHOP_ERR_ARGUMENT, "layout: device_kind is %d, expected CUDA (1) or HOST (2)",
+                        (int)c->device_kind);
+    if (c->world_size < 1 || c->world_size > ONEHOP_MAX_RANKS)
+        return oh_error(ONEHOP_ERR_WORLD_SIZE, "layout: world size is %d, expected 1..%d",
+                        c->world_size, ONEHOP_MAX_RANKS);
+    const size_t most = 4 * GIB / (2 * (size_t)c->world_size);
+    if (c->push_bytes % PAGE || c->push_bytes > most)
+        return oh_error(ONEHOP_ERR_ARGUMENT,
+                        "layout: push_bytes is %zu, expected a multiple of %d up to %zu", c->push_bytes,
+                        PAGE, most);
+    if (c->pull_bytes % PAGE || c->pull_bytes > 4 * GIB)
+        return oh_error(ONEHOP_ERR_ARGUMENT,
+                        "layout: pull_bytes is %zu, expected a multiple of %d up to 4 GiB",
+                        c->pull_bytes, PAGE);
+    if (c->max_blocks == 1 || c->max_blocks > 1024)
+        return oh_error(ONEHOP_ERR_ARGUMENT, "layout: max_blocks is %u, expected 2..1024",
+                        c->max_blocks);
+    if (c->max_rows > 1u << 20)
+        return oh_error(ONEHOP_ERR_ARGUMENT, "layout: max_rows is %u, expected at most %u", c->max_rows,
+                        1u << 20);
+    return ONEHOP_OK;
+}
+
+static uint64_t take(uint64_t *offset, uint64_t bytes) {
+    const uint64_t here = *offset;
+    *offset = oh_round_up(here + bytes, PAGE);
+    return here;
+}
+
+onehop_result oh_layout_plan(const onehop_layout_config *config, onehop_layout *layout_out,
+                             oh_planes *planes_out) {
+    onehop_result result = check(config);
+    if (result) return result;
+    const defaults *d =
+        config->device_kind == ONEHOP_DEVICE_CUDA ? &cuda_defaults : &host_defaults;
+    const uint64_t world = (uint64_t)config->world_size;
+    oh_planes p;
+    memset(&p, 0, sizeof p);
+    p.slot_bytes = config->push_bytes ? config->push_bytes : default_slot(d, config->world_size);
+    p.pull_bytes = config->pull_bytes ? config->pull_bytes : d->pull_bytes;
+    p.max_blocks = config->max_blocks ? config->max_blocks : d->max_blocks;
+    p.max_rows = config->max_rows ? config->max_rows : d->max_rows;
+
+    uint64_t slab = 0;
+    p.push = take(&slab, 2 * world * p.slot_bytes);
+    p.flags = take(&slab, 2 * world * OH_FLAG_SLOT_BYTES);
+    p.pull = take(&slab, 2 * p.pull_bytes);
+    p.signals = take(&slab, (uint64_t)p.max_blocks * OH_SIGNAL_BLOCK_BYTES);
+    p.control = take(&slab, sizeof(oh_control));
+    p.rows = oh_round_up(OH_LOCAL_EPOCHS + 8ull * p.max_blocks, 256);
+
+    layout_out->symmetric_bytes = slab;
+    layout_out->local_bytes = oh_round_up(p.rows + p.max_rows * sizeof(oh_row), 256);
+    layout_out->host_bytes = oh_round_up(sizeof(oh_host_page), 256);
+    layout_out->push_bytes = p.slot_bytes;
+    layout_out->pull_bytes = p.pull_bytes;
+    layout_out->max_blocks = p.max_blocks;
+    layout_out->max_rows = p.max_rows;
+    *planes_out = p;
+    return ONEHOP_OK;
+}
+
+onehop_result onehop_layout_get(const onehop_layout_config *config, onehop_layout *layout_out) {
+    if (!config || !layout_out)
+        return oh_error(ONEHOP_ERR_NULL, "onehop_layout_get: %s is NULL",
+                        config ? "layout_out" : "config");
+    onehop_layout_config known;
+    oh_planes planes;
+    onehop_result result = oh_config_copy(&known, sizeof known, config, "onehop_layout_config");
+    return result ? result : oh_layout_plan(&known, layout_out, &planes);
+}
+
+onehop_result oh_storage_arm(oh_device *device, const oh_planes *planes, int world_size,
+                             void *symmetric, void *local, void *host) {
+    char *slab = symmetric;
+    const size_t push_bytes = 2 * (size_t)world_size * planes->slot_bytes;
+    onehop_result result = device->ops->fill(device, slab + planes->push, 0xFF, push_bytes);
+    if (!result)
+        result = device->ops->fill(device, slab + planes->flags, 0,
+                                   2 * (size_t)world_size * OH_FLAG_SLOT_BYTES);
+    if (!result)
+        result = device->ops->fill(device, slab + planes->signals, 0,
+                                   planes->control + sizeof(oh_control) - planes->signals);
+    if (!result)
+        result = device->ops->fill(device, local, 0, planes->rows + planes->max_rows * sizeof(oh_row));
+    if (!result) memset(host, 0, sizeof(oh_host_page));
+    return result;
+}
