@@ -20,8 +20,8 @@
  *     independent. onehop_abort, onehop_status and onehop_set_timeout may run beside other calls.
  *   - Nothing hangs for ever: a wait for a peer ends at the deadline (config timeout_ms, 300 s by
  *     default) with an error that names the peer.
- *   - The library never changes the environment, the current CUDA device, signal handlers or errno
- *     of a successful call, and starts no thread but the worker of a host stream you create.
+ *   - The library never changes the environment, the current CUDA device or signal handlers, never
+ *     calls exit, and starts no thread but the worker of a host stream you create.
  *
  * While the version is 0.x every rank of a group must run the same major.minor.
  */

@@ -48,6 +48,11 @@ static onehop_result load_functions(onehop_comm *comm, uint32_t ranks_per_device
     const oh_kernel *kernels = oh_kernel_list(&count);
     comm->functions = calloc(count, sizeof *comm->functions);
     if (!comm->functions) return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory for %zu functions", count);
+    if (comm->dispatch.kind == ONEHOP_DEVICE_CUDA) {
+        size_t size;
+        const void *image = oh_kernel_image(&size);
+        oh_cuda_set_image(image, size);
+    }
     /* Only what this world size can use. */
     for (size_t i = 0; i < count; i++) {
         bool used = false;

@@ -83,15 +83,15 @@ typedef struct oh_device_ops {
     void (*close)(oh_device *);
     onehop_result (*info)(oh_device *, oh_device_info *out);
 
-    /* Zeroed memory that peers can map. `kinds` restricts the handle kinds it must be exportable as. */
+    /* Zeroed memory that peers can map, exportable as the kinds of `kinds` that work here; 0: as all that
+     * work. UNSUPPORTED if none does. */
     onehop_result (*mem_create)(oh_device *, size_t bytes, uint32_t kinds, oh_mem *out);
     /* Describes memory from mem_create for other processes; *fd_out is a descriptor the caller closes,
      * or -1. */
     onehop_result (*mem_export)(oh_device *, const oh_mem *, oh_mem_handle *out, int *fd_out);
-    /* Maps a peer's memory. `fd` stays the caller's. */
+    /* Maps a peer's memory. `fd` stays the caller's. Memory that this process made is not mapped again: its one
+     * mapping is shared and counted. */
     onehop_result (*mem_import)(oh_device *, const oh_mem_handle *, int fd, oh_mem *out);
-    /* Lets this device read and write memory of another device of this process. */
-    onehop_result (*mem_peer_access)(oh_device *, const oh_mem *);
     /* Unmaps, and frees if this process created it. A zeroed oh_mem is a no-op. */
     void (*mem_release)(oh_device *, oh_mem *);
 
@@ -119,11 +119,12 @@ typedef struct oh_device_ops {
     onehop_result (*resident_blocks)(oh_device *, const oh_function *, uint32_t threads,
                                      uint32_t *out);
 
+    /* STREAM if the stream cannot be used on this device. */
     onehop_result (*stream_info)(oh_device *, onehop_stream_t, oh_stream_info *out);
     onehop_result (*launch)(oh_device *, const oh_launch *);
     /* Work given to `later` after this call waits for what `earlier` holds now. */
     onehop_result (*stream_order)(oh_device *, onehop_stream_t earlier, onehop_stream_t later);
-    /* *idle_out: all work given to the stream so far is done. Never blocks. */
+    /* *idle_out: all work given to the stream so far is done. Never blocks. STREAM while it is captured. */
     onehop_result (*stream_idle)(oh_device *, onehop_stream_t, bool *idle_out);
 } oh_device_ops;
 
@@ -143,6 +144,9 @@ int oh_cuda_device_count(void);
 
 /* Why CUDA cannot be used ("libcuda.so.1 was not found" ...), or NULL. */
 const char *oh_cuda_absent_reason(void);
+
+/* The GPUs and the links between them as lines of text, cut at `size`. */
+onehop_result oh_cuda_describe(char *text, size_t size);
 
 /* The image with all kernels, embedded in the library; size 0 in a build without nvcc. Handed to the cuda
  * device by the layer that owns it, before the first load. */

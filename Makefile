@@ -1,0 +1,37 @@
+# Front door. What is missing is installed first (tools/bootstrap.sh says what); the rest is CMake.
+
+help:
+	@echo "make demo        build, run the row_parallel example and a timed, verified all-reduce"
+	@echo "make test        build, all tests that need no GPU, checks of the tree and of the GPU kernels"
+	@echo "make asan, tsan  the quick tests under AddressSanitizer or ThreadSanitizer"
+	@echo "make test-gpu    tests that need GPUs"
+	@echo "make format      reformat the C sources; format-check only looks"
+	@echo "make clean       remove build/, but for the tools installed in build/venv"
+
+build:
+	@tools/bootstrap.sh
+	@tools/build.sh release
+
+demo: build
+	build/release/examples/row_parallel
+	build/release/onehop perf
+
+test:
+	@tools/test.sh release
+
+asan tsan:
+	@tools/test.sh $@
+
+test-gpu: build
+	@test -f tests/gpu/run.sh || { echo "tests/gpu/run.sh is missing: there are no GPU tests"; exit 1; }
+	bash tests/gpu/run.sh
+
+format format-check:
+	@tools/bootstrap.sh format
+	@find include src tests examples -name '*.[ch]' -print0 | \
+	    xargs -0 build/venv/bin/clang-format $(if $(filter format,$@),-i,--dry-run --Werror)
+
+clean:
+	rm -rf build/release build/asan build/tsan
+
+.PHONY: help build demo test asan tsan test-gpu format format-check clean

@@ -1,0 +1,70 @@
+/* The board: a barrier, a place for results and a record of the first failure, in shared memory. */
+#include "cli/ranks.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
+enum {
+    SPINS = 200,                 /* about as long as a wake-up takes; then others may have the core */
+    YIELD_NS = 2 * 1000 * 1000,  /* then sleep, so that waiting ranks do not disturb a measurement */
+    ALIVE_NS = 10 * 1000 * 1000,
+};
+
+perf_board *board_create(void) {
+    void *memory = mmap(NULL, sizeof(perf_board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+void board_fail(perf_board *board, int rank, int code, const char *text) {
+    board_row *row = &board->row[rank];
+    uint32_t none = 0;
+    snprintf(row->text, sizeof row->text, "%s", text);
+    row->code = code;
+    /* Release: whoever sees the number sees code and text. */
+    __atomic_compare_exchange_n(&board->failed, &none, (uint32_t)rank + 1, false, __ATOMIC_RELEASE,
+                                __ATOMIC_RELAXED);
+}
+
+static void relax(uint64_t waited_ns, uint32_t round) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+    if (round < SPINS) return;
+    if (waited_ns < YIELD_NS)
+        sched_yield();
+    else
+        oh_sleep_us(100);
+}
+
+static onehop_result wait_for_generation(perf_board *board, uint32_t old, onehop_result (*alive)(void *),
+                                         void *user) {
+    uint64_t start = 0, asked = 0;
+    for (uint32_t round = 0;; round += round < SPINS) {
+        /* Pairs with the release of the last arrival: rows written before the barrier are seen. */
+        if (__atomic_load_n(&board->generation, __ATOMIC_ACQUIRE) != old) return ONEHOP_OK;
+        uint64_t now = round < SPINS ? 0 : oh_clock_ns();
+        if (now && !start) start = asked = now;
+        relax(now - start, round);
+        if (round < SPINS) continue;
+        uint32_t failed = __atomic_load_n(&board->failed, __ATOMIC_ACQUIRE);
+        if (failed) return oh_error(ONEHOP_ERR_PEER_FAILED, "rank %u failed", failed - 1);
+        if (!alive || now - asked < ALIVE_NS) continue;
+        asked = now;
+        onehop_result result = alive(user);
+        /* A peer that passed the barrier may be gone already. */
+        if (result != ONEHOP_OK && __atomic_load_n(&board->generation, __ATOMIC_ACQUIRE) == old)
+            return result;
+    }
+}
+
+onehop_result board_barrier(perf_board *board, uint32_t parties, onehop_result (*alive)(void *),
+                            void *user) {
+    uint32_t old = __atomic_load_n(&board->generation, __ATOMIC_RELAXED);
+    /* Acquire and release: the last arrival has seen every row and hands all of them on. */
+    if (__atomic_add_fetch(&board->arrived, 1, __ATOMIC_ACQ_REL) < parties)
+        return wait_for_generation(board, old, alive, user);
+    __atomic_store_n(&board->arrived, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&board->generation, old + 1, __ATOMIC_RELEASE);
+    return ONEHOP_OK;
+}

@@ -1,0 +1,102 @@
+/* Entry of the executable: finds the subcommand. */
+#include "cli/cli.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static int command_version(int argc, char **argv) {
+    if (argc > 1) return cli_fail("version", CLI_USAGE, "unexpected argument '%s'", argv[1]);
+    printf("onehop %s (commit %s)\n", cli_version(), ONEHOP_COMMIT);
+    return CLI_OK;
+}
+
+static int command_help(int argc, char **argv);
+
+static const struct command {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *summary;
+} commands[] = {
+    {"perf", cli_perf, "time and verify all-reduce on this machine"},
+    {"info", cli_info, "devices, links, memory, environment variables"},
+    {"version", command_version, "version of the tool and its library"},
+    {"help", command_help, "this text; `onehop perf --help` for the flags of perf"},
+};
+
+static void print_commands(FILE *to) {
+    fprintf(to, "usage: onehop COMMAND [FLAGS]\n\ncommands:\n");
+    for (size_t i = 0; i < OH_LENGTH(commands); i++)
+        fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].summary);
+    fprintf(to, "\nexit codes: 0 ok, 1 wrong data, 2 usage, 3 unsupported, 4 timeout or lost peer\n");
+}
+
+static const struct command *find_command(const char *name) {
+    for (size_t i = 0; i < OH_LENGTH(commands); i++)
+        if (strcmp(commands[i].name, name) == 0) return &commands[i];
+    return NULL;
+}
+
+static int command_help(int argc, char **argv) {
+    if (argc <= 1) {
+        print_commands(stdout);
+        return CLI_OK;
+    }
+    const struct command *command = find_command(argv[1]);
+    if (!command) return cli_fail("help", CLI_USAGE, "no command '%s'", argv[1]);
+    if (command->run != cli_perf && command->run != cli_info) {
+        printf("onehop %s: %s\n", command->name, command->summary);
+        return CLI_OK;
+    }
+    char help_flag[] = "--help";
+    char *help_argv[] = {argv[1], help_flag, NULL};
+    return command->run(2, help_argv);
+}
+
+int cli_fail(const char *command, int code, const char *format, ...) {
+    va_list args;
+    char text[1024];
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    fflush(stdout);
+    fprintf(stderr, "onehop %s: %s\n", command, text);
+    return code;
+}
+
+const char *cli_version(void) {
+    static char text[32];
+    int version = onehop_version();
+    snprintf(text, sizeof text, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+    return text;
+}
+
+int cli_exit_for(onehop_result result) {
+    switch (result) {
+    case ONEHOP_OK: return CLI_OK;
+    case ONEHOP_ERR_ENVIRONMENT:
+    case ONEHOP_ERR_DUPLICATE_RANK: return CLI_USAGE;
+    case ONEHOP_ERR_MISSING_PEER:
+    case ONEHOP_ERR_PEER_FAILED: return CLI_LOST_PEER;
+    default: return result <= -300 && result > -400 ? CLI_LOST_PEER : CLI_UNSUPPORTED;
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) {
+        print_commands(stderr);
+        return CLI_USAGE;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) name = "help";
+    if (strcmp(name, "--version") == 0) name = "version";
+    const struct command *command = find_command(name);
+    if (!command) {
+        fprintf(stderr, "onehop: no command '%s'\n", name);
+        print_commands(stderr);
+        return CLI_USAGE;
+    }
+    int code = command->run(argc - 1, argv + 1);
+    if (fflush(stdout) != 0 && code == CLI_OK) code = CLI_UNSUPPORTED;
+    return code;
+}

@@ -1,0 +1,41 @@
+/* Command-line flags as a table. Every value is checked; what is not understood is refused with the flag
+ * and the value in the sentence. */
+#ifndef OH_CLI_OPTIONS_H
+#define OH_CLI_OPTIONS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum option_kind {
+    OPTION_SWITCH,  /* no value; stores 1 */
+    OPTION_INTEGER, /* decimal digits */
+    OPTION_SIZE,    /* decimal digits and an optional K, M or G (1024, 1024^2, 1024^3) */
+    OPTION_WORD,    /* one of `words`; stores its index modulo `high`, if high > 0 */
+    OPTION_TEXT,    /* stores a const char * */
+} option_kind;
+
+/* `offset` is the place in the struct given to options_parse: of a const char * for OPTION_TEXT, else of
+ * an int64_t. */
+typedef struct option_row {
+    char letter;      /* -b, or 0 */
+    const char *name; /* --minbytes, without the dashes */
+    option_kind kind;
+    size_t offset;
+    int64_t low, high;        /* accepted range of integers and sizes */
+    const char *const *words; /* ends with NULL */
+    const char *value;        /* name of the value in the help */
+    const char *help;
+} option_row;
+
+typedef enum options_result { OPTIONS_OK, OPTIONS_HELP, OPTIONS_REFUSED } options_result;
+
+/* Fills `into` from argv[1..argc-1]; argv[0] is the command's name. Accepts "-b 1K", "-b1K", "--name 1K",
+ * "--name=1K". OPTIONS_REFUSED: the sentence was printed. OPTIONS_HELP: -h or --help was met. */
+options_result options_parse(const option_row *rows, size_t count, int argc, char **argv, void *into);
+
+void options_print_help(const option_row *rows, size_t count);
+
+/* The whole of `text` as a number; `suffixes`: K, M, G are allowed. Returns 0, or -1. */
+int options_number(const char *text, int suffixes, int64_t *value_out);
+
+#endif

@@ -1,0 +1,315 @@
+/* `onehop perf`: flags, the plan made of them and of the machine, and the start of the ranks. */
+#include "cli/perf.h"
+#include "cli/options.h"
+
+#include <libgen.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* -1: not given. */
+typedef struct perf_flags {
+    int64_t min_bytes, max_bytes, factor, calls, warmup, check, dtype, op, replays;
+    int64_t ranks, device, layout, ranks_per_device, eager, rotate, early_trigger, compare;
+    const char *algorithm, *nccl_path, *json_path;
+} perf_flags;
+
+/* Three spellings of each, in the order of `dtypes`. */
+static const char *const dtype_words[] = {"float", "half", "bfloat16", "float32", "float16",
+                                          "bf16",  "fp32", "fp16",     NULL};
+static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
+static const char *const op_words[] = {"sum", NULL};
+static const char *const device_words[] = {"auto", "cuda", "host", NULL};
+static const char *const layout_words[] = {"process", "thread", "single", NULL};
+static const char *const compare_words[] = {"nccl", NULL};
+
+#define FIELD(name) offsetof(perf_flags, name)
+#define MAX_BYTES ((int64_t)1 << 40)
+
+static const option_row rows[] = {
+    {'b', "minbytes", OPTION_SIZE, FIELD(min_bytes), 1, MAX_BYTES, NULL, "SIZE",
+     "smallest message (1K)"},
+    {'e', "maxbytes", OPTION_SIZE, FIELD(max_bytes), 1, MAX_BYTES, NULL, "SIZE",
+     "largest message (64M on GPUs, 16M on the host)"},
+    {'f', "stepfactor", OPTION_INTEGER, FIELD(factor), 2, 1 << 20, NULL, "N",
+     "factor between sizes (4)"},
+    {'g', "ranks", OPTION_INTEGER, FIELD(ranks), 1, ONEHOP_MAX_RANKS, NULL, "N",
+     "ranks (all GPUs; on the host 2 to 4, by cores)"},
+    {'n', "iters", OPTION_INTEGER, FIELD(calls), 1, PERF_MAX_SAMPLES, NULL, "N",
+     "calls in a graph, or timed eager calls (GPU: 100, 20 above 1M; host: by time)"},
+    {'w', "warmup_iters", OPTION_INTEGER, FIELD(warmup), 0, 1000000, NULL, "N",
+     "calls before the timed part (5)"},
+    {'G', "cudagraph", OPTION_INTEGER, FIELD(replays), 0, PERF_MAX_SAMPLES, NULL, "N",
+     "replays of a graph (GPU: 20); 0 calls eagerly"},
+    {0, "eager", OPTION_SWITCH, FIELD(eager), 0, 0, NULL, NULL, "call eagerly, as -G 0"},
+    {'c', "check", OPTION_INTEGER, FIELD(check), 0, 1, NULL, "0|1", "verify results (1)"},
+    {'d', "datatype", OPTION_WORD, FIELD(dtype), 0, 3, dtype_words, "TYPE",
+     "float, half or bfloat16 (float)"},
+    {'o', "op", OPTION_WORD, FIELD(op), 0, 0, op_words, "OP", "sum"},
+    {'J', "json", OPTION_TEXT, FIELD(json_path), 0, 0, NULL, "FILE", "write results as JSON"},
+    {0, "device", OPTION_WORD, FIELD(device), 0, 0, device_words, "KIND", "auto, cuda or host (auto)"},
+    {0, "layout", OPTION_WORD, FIELD(layout), 0, 0, layout_words, "KIND",
+     "process or thread per rank, or a single thread for all (process)"},
+    {0, "ranks-per-device", OPTION_INTEGER, FIELD(ranks_per_device), 1, ONEHOP_MAX_RANKS, NULL, "K",
+     "ranks that share a GPU (1)"},
+    {0, "algo", OPTION_TEXT, FIELD(algorithm), 0, 0, NULL, "NAME", "force an algorithm (auto)"},
+    {0, "rotate", OPTION_SWITCH, FIELD(rotate), 0, 0, NULL, NULL,
+     "rotate over buffers of five times the cache, instead of one hot buffer"},
+    {0, "early-trigger", OPTION_SWITCH, FIELD(early_trigger), 0, 0, NULL, NULL,
+     "promise that nothing else spins on these GPUs"},
+    {0, "compare", OPTION_WORD, FIELD(compare), 0, 0, compare_words, "LIBRARY",
+     "nccl: time it beside, in the same run (GPUs)"},
+    {0, "nccl-lib", OPTION_TEXT, FIELD(nccl_path), 0, 0, NULL, "PATH",
+     "the library for --compare nccl (libnccl.so.2)"},
+};
+
+static int usage(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static int usage(const char *format, ...) {
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return cli_fail("perf", CLI_USAGE, "%s", text);
+}
+
+static int64_t given(int64_t value, int64_t fallback) {
+    return value < 0 ? fallback : value;
+}
+
+/* ---- the plan ---- */
+
+/* RANK and WORLD_SIZE together make this process one rank of ranks that somebody else started. */
+static int plan_environment(perf_plan *plan, const perf_flags *flags) {
+    const char *rank_text = oh_env_text(OH_ENV_RANK), *size_text = oh_env_text(OH_ENV_WORLD_SIZE);
+    int64_t rank = -1, size = -1;
+    plan->env_rank = -1;
+    if (!rank_text && !size_text) return CLI_OK;
+    if (!rank_text || !size_text)
+        return usage("%s is set without %s; torchrun sets both", rank_text ? "RANK" : "WORLD_SIZE",
+                     rank_text ? "WORLD_SIZE" : "RANK");
+    if (oh_env_integer(OH_ENV_WORLD_SIZE, 1, ONEHOP_MAX_RANKS, -1, &size) != ONEHOP_OK ||
+        oh_env_integer(OH_ENV_RANK, 0, size - 1, -1, &rank) != ONEHOP_OK)
+        return usage("%s", onehop_last_error());
+    if (flags->ranks >= 0 && flags->ranks != size)
+        return usage("-g %lld does not fit WORLD_SIZE=%lld", (long long)flags->ranks,
+                     (long long)size);
+    if (flags->layout > 0)
+        return usage("--layout %s: ranks started through RANK and WORLD_SIZE are processes",
+                     layout_words[flags->layout]);
+    plan->env_rank = (int)rank;
+    plan->world_size = (int)size;
+    return CLI_OK;
+}
+
+static int plan_device(perf_plan *plan, const perf_flags *flags) {
+    static const char *const words[] = {"auto", "cuda", "host", NULL};
+    int kind = (int)given(flags->device, 0);
+    if (kind == 0 && oh_env_word(OH_ENV_DEVICE, words, 0, &kind) != ONEHOP_OK)
+        return usage("%s", onehop_last_error());
+    cuda_census census = {0, "the driver could not be asked"};
+    if (kind != ONEHOP_DEVICE_HOST) {
+        /* Not in this process if it is going to fork. */
+        if (plan->env_rank >= 0)
+            cuda_take_census(&census);
+        else
+            ranks_ask_child(cuda_take_census, &census, sizeof census);
+    }
+    if (kind == ONEHOP_DEVICE_CUDA && census.count == 0)
+        return cli_fail("perf", CLI_UNSUPPORTED, "--device cuda: %s", census.reason);
+    plan->devices = census.count;
+    plan->device = census.count ? ONEHOP_DEVICE_CUDA : ONEHOP_DEVICE_HOST;
+    return CLI_OK;
+}
+
+static int plan_ranks_on_gpus(perf_plan *plan, const perf_flags *flags) {
+    if (plan->env_rank >= 0) return CLI_OK;
+    plan->world_size = (int)given(flags->ranks, (int64_t)plan->devices * plan->ranks_per_device);
+    if (plan->world_size > ONEHOP_MAX_RANKS) plan->world_size = ONEHOP_MAX_RANKS;
+    if (plan->world_size > plan->devices * plan->ranks_per_device)
+        return cli_fail("perf", CLI_UNSUPPORTED,
+                        "-g %d: there are %d GPUs; --ranks-per-device %d would let ranks share them",
+                        plan->world_size, plan->devices,
+                        (plan->world_size + plan->devices - 1) / plan->devices);
+    if (plan->ranks_per_device > 1 && plan->layout == LAYOUT_PROCESS) {
+        if (flags->layout == LAYOUT_PROCESS)
+            return usage("--ranks-per-device %d: processes cannot share a GPU at speed; use "
+                         "--layout thread or single",
+                         plan->ranks_per_device);
+        plan->layout = LAYOUT_THREAD;
+    }
+    return CLI_OK;
+}
+
+static int plan_ranks(perf_plan *plan, const perf_flags *flags) {
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    plan->layout = (perf_layout)given(flags->layout, LAYOUT_PROCESS);
+    plan->ranks_per_device = (int)given(flags->ranks_per_device, 1);
+    if (plan->device == ONEHOP_DEVICE_CUDA) return plan_ranks_on_gpus(plan, flags);
+    if (flags->ranks_per_device > 1)
+        return usage("--ranks-per-device %d: the host is one device; use -g",
+                     plan->ranks_per_device);
+    if (plan->env_rank < 0)
+        plan->world_size = (int)given(flags->ranks, cores < 2 ? 2 : cores > 4 ? 4 : cores);
+    return CLI_OK;
+}
+
+static int plan_sizes(perf_plan *plan, const perf_flags *flags) {
+    int64_t element = (int64_t)onehop_dtype_bytes(plan->dtype);
+    int64_t largest = (int64_t)(plan->device == ONEHOP_DEVICE_CUDA ? 64 : 16) << 20;
+    int64_t low = given(flags->min_bytes, 1024);
+    int64_t high = given(flags->max_bytes, low > largest ? low : largest);
+    if (flags->min_bytes < 0 && low > high) low = high;
+    if (low > high)
+        return usage("-b %lld is more than -e %lld", (long long)low, (long long)high);
+    if (low < element)
+        return usage("%s %lld is less than one element of %s (%lld bytes)",
+                     flags->min_bytes < 0 ? "-e" : "-b", (long long)low,
+                     onehop_dtype_name(plan->dtype), (long long)element);
+    plan->min_bytes = (uint64_t)low;
+    plan->max_bytes = (uint64_t)high;
+    plan->factor = (uint64_t)given(flags->factor, 4);
+    return CLI_OK;
+}
+
+static int plan_algorithm(perf_plan *plan, const perf_flags *flags) {
+    char list[256] = "auto";
+    plan->algorithm = ONEHOP_ALGORITHM_AUTO;
+    if (!flags->algorithm || strcmp(flags->algorithm, "auto") == 0) return CLI_OK;
+    for (int value = 1; value < 32; value++) {
+        const char *name = onehop_algorithm_name((onehop_algorithm)value);
+        if (strcmp(name, "unknown") == 0) continue;
+        plan->algorithm = (onehop_algorithm)value;
+        if (strcmp(name, flags->algorithm) == 0) return CLI_OK;
+        snprintf(list + strlen(list), sizeof list - strlen(list), ", %s", name);
+    }
+    return usage("--algo '%s': expected one of %s", flags->algorithm, list);
+}
+
+static int plan_mode(perf_plan *plan, const perf_flags *flags) {
+    bool cuda = plan->device == ONEHOP_DEVICE_CUDA;
+    if (flags->eager > 0 && flags->replays > 0)
+        return usage("--eager contradicts -G %lld", (long long)flags->replays);
+    plan->graph = flags->eager > 0 ? false : flags->replays < 0 ? cuda : flags->replays > 0;
+    plan->samples = flags->replays > 0 ? (uint64_t)flags->replays : 0;
+    plan->calls = (uint64_t)given(flags->calls, 0);
+    plan->warmup = (uint64_t)given(flags->warmup, 5);
+    plan->check = given(flags->check, 1) != 0;
+    plan->rotate = flags->rotate > 0;
+    plan->early_trigger = flags->early_trigger > 0;
+    return CLI_OK;
+}
+
+static int plan_compare(perf_plan *plan, const perf_flags *flags) {
+    plan->compare = flags->compare >= 0;
+    plan->nccl_path = flags->nccl_path;
+    if (!plan->compare) return CLI_OK;
+    if (plan->device != ONEHOP_DEVICE_CUDA)
+        return cli_fail("perf", CLI_UNSUPPORTED, "--compare nccl: NCCL needs GPUs, the device is host");
+    if (plan->layout == LAYOUT_SINGLE || plan->ranks_per_device > 1)
+        return cli_fail("perf", CLI_UNSUPPORTED,
+                        "--compare nccl: needs a process or a thread per GPU, one rank each");
+    return CLI_OK;
+}
+
+/* Refuses a place that cannot be written before the measurement, not after it. */
+static int plan_json(perf_plan *plan, const perf_flags *flags) {
+    char copy[4096];
+    plan->json_path = flags->json_path;
+    if (!plan->json_path) return CLI_OK;
+    snprintf(copy, sizeof copy, "%s", plan->json_path);
+    if (!plan->json_path[0] || access(dirname(copy), W_OK) != 0)
+        return usage("-J '%s': its directory cannot be written", plan->json_path);
+    return CLI_OK;
+}
+
+static void plan_texts(perf_plan *plan, int argc, char **argv) {
+    uint64_t random[2] = {0, 0};
+    size_t used = 0;
+    for (int i = 0; i < argc && used < sizeof plan->command_line - 1; i++)
+        used += (size_t)snprintf(plan->command_line + used, sizeof plan->command_line - used,
+                                 "%s%s", i ? " " : "", argv[i]);
+    oh_random(random, sizeof random);
+    snprintf(plan->name, sizeof plan->name, "onehop-perf-%016llx%016llx",
+             (unsigned long long)random[0], (unsigned long long)random[1]);
+}
+
+static int make_plan(perf_plan *plan, const perf_flags *flags, int argc, char **argv) {
+    static int (*const steps[])(perf_plan *, const perf_flags *) = {
+        plan_environment, plan_device, plan_ranks,   plan_sizes,
+        plan_algorithm,   plan_mode,   plan_compare, plan_json,
+    };
+    plan->dtype = dtypes[given(flags->dtype, 0)];
+    plan_texts(plan, argc, argv);
+    for (size_t i = 0; i < OH_LENGTH(steps); i++) {
+        int code = steps[i](plan, flags);
+        if (code != CLI_OK) return code;
+    }
+    return CLI_OK;
+}
+
+/* ---- the run ---- */
+
+typedef struct perf_start {
+    const perf_plan *plan;
+    perf_board *board;
+    onehop_group *groups[ONEHOP_MAX_RANKS]; /* of thread ranks */
+} perf_start;
+
+static int start_worker(void *user, int first) {
+    perf_start *start = user;
+    perf_worker *worker = calloc(1, sizeof *worker);
+    if (!worker) return cli_fail("perf", CLI_UNSUPPORTED, "out of memory");
+    worker->plan = start->plan;
+    worker->board = start->board;
+    worker->rank[0].group = start->groups[first];
+    int ranks = start->plan->layout == LAYOUT_SINGLE ? start->plan->world_size : 1;
+    int code = perf_work(worker, first, ranks);
+    free(worker);
+    return code;
+}
+
+static int run_in_threads(perf_start *start) {
+    int world_size = start->plan->world_size;
+    onehop_result result = onehop_group_open_local(world_size, start->groups);
+    if (result != ONEHOP_OK)
+        return cli_fail("perf", cli_exit_for(result), "%s", onehop_last_error());
+    int code = ranks_run_threads(start->board, world_size, start_worker, start);
+    for (int rank = 0; rank < world_size; rank++) onehop_group_close(start->groups[rank]);
+    return code;
+}
+
+static int run_plan(const perf_plan *plan) {
+    perf_start start = {.plan = plan};
+    if (plan->env_rank >= 0) return start_worker(&start, plan->env_rank);
+    /* With the driver's default of 8 queues, ranks that share a GPU block each other. */
+    if (plan->ranks_per_device > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+    start.board = board_create();
+    if (!start.board) return cli_fail("perf", CLI_UNSUPPORTED, "no shared memory");
+    switch (plan->layout) {
+    case LAYOUT_PROCESS:
+        return ranks_run_processes(start.board, plan->world_size, start_worker, &start);
+    case LAYOUT_THREAD: return run_in_threads(&start);
+    default: return ranks_report(start.board, start_worker(&start, 0));
+    }
+}
+
+int cli_perf(int argc, char **argv) {
+    perf_flags flags;
+    perf_plan plan = {0};
+    memset(&flags, 0xFF, sizeof flags); /* every number -1 */
+    flags.algorithm = flags.nccl_path = flags.json_path = NULL;
+    switch (options_parse(rows, OH_LENGTH(rows), argc, argv, &flags)) {
+    case OPTIONS_HELP:
+        printf("usage: onehop perf [FLAGS]\n\nTimes and verifies all-reduce. Defaults in brackets; "
+               "SIZE takes K, M, G.\n\n");
+        options_print_help(rows, OH_LENGTH(rows));
+        return CLI_OK;
+    case OPTIONS_REFUSED: return CLI_USAGE;
+    default: break;
+    }
+    int code = make_plan(&plan, &flags, argc, argv);
+    return code == CLI_OK ? run_plan(&plan) : code;
+}

@@ -1,0 +1,159 @@
+/* The parts of `onehop perf`.
+ *   perf.c        flags, the plan made of them
+ *   perf_worker.c what each rank does: set-up, the sizes one after another
+ *   perf_run.c    the timed part
+ *   perf_check.c  inputs, scalar reference, comparison
+ *   perf_floor.c  what the machine could do at best
+ *   perf_nccl.c   the foreign library beside us
+ *   perf_print.c, perf_json.c  the results */
+#ifndef OH_CLI_PERF_H
+#define OH_CLI_PERF_H
+
+#include "cli/backend.h"
+#include "cli/ranks.h"
+
+typedef enum perf_layout { LAYOUT_PROCESS, LAYOUT_THREAD, LAYOUT_SINGLE } perf_layout;
+
+/* Decided before any rank starts; equal on all ranks. */
+typedef struct perf_plan {
+    onehop_device_kind device; /* CUDA or HOST */
+    perf_layout layout;
+    int world_size;
+    int ranks_per_device;
+    int devices; /* GPUs that this process sees */
+    int env_rank; /* >= 0: this process is one rank, started by torchrun or its like */
+    char name[64]; /* of the group; "" takes the environment's */
+    uint64_t min_bytes, max_bytes, factor;
+    onehop_dtype dtype;
+    onehop_algorithm algorithm; /* AUTO or forced */
+    bool graph;          /* replay graphs; else call eagerly */
+    uint64_t calls;      /* per sample: in one graph, or one batch; 0: by size and time */
+    uint64_t samples;    /* replays or batches; 0: by time */
+    uint64_t warmup;     /* calls before the timed part; replays are one at least */
+    bool check, rotate, early_trigger;
+    bool compare;        /* with NCCL */
+    const char *nccl_path, *json_path;
+    char command_line[512];
+} perf_plan;
+
+/* One column block of the table. Times are per call, the largest of all ranks. */
+typedef struct perf_side {
+    double time_us, p50_us, p99_us, floor_percent; /* floor_percent < 0: not known */
+    double algbw, busbw;                           /* GB/s, 1e9 */
+    uint64_t calls;                                /* timed ones */
+    int64_t wrong;                                 /* elements on all ranks, -1: not checked */
+} perf_side;
+
+enum { SIDE_OUT_OF_PLACE, SIDE_IN_PLACE, SIDES };
+
+typedef struct perf_result {
+    uint64_t bytes, count;
+    const char *algorithm[SIDES];
+    perf_side ours[SIDES], theirs[SIDES];
+    uint64_t outside; /* guard bytes that changed, on all ranks */
+    double floor_us;  /* < 0: not known */
+} perf_result;
+
+enum { PERF_MAX_SIZES = 64 };
+
+/* What the machine can do at best. The floor of a size is latency + its copy time. */
+typedef struct perf_floor {
+    bool known;
+    double latency_us;              /* one way, core to core */
+    double copy_us[PERF_MAX_SIZES]; /* by number of the size */
+} perf_floor;
+
+typedef struct perf_rank {
+    int rank;
+    onehop_t *context;
+    onehop_group *group; /* of thread ranks; NULL if the context has its own */
+    backend_rank processor;
+    void *foreign; /* communicator of the library compared with */
+    /* Input and output areas, cut into slices. Element i of the input area is a pure function of rank and
+     * i, so that everyone knows everyone's input. */
+    void *in, *out;
+    uint64_t *begin_ns, *end_ns; /* clock stamps by sample, where the back end has no events */
+    double *sample_us;           /* by sample, per call */
+} perf_rank;
+
+/* One thread that drives `ranks` ranks: one, or all of them in the layout "single". */
+typedef struct perf_worker {
+    const perf_plan *plan;
+    const perf_backend *backend;
+    perf_board *board;
+    onehop_symmetric *board_memory; /* where the board lies if no parent made it */
+    onehop_group *board_group;
+    int ranks;
+    perf_rank rank[ONEHOP_MAX_RANKS];
+    size_t area_bytes;
+    size_t staging_bytes;
+    unsigned char *staging;
+    bool exact_data; /* small integers: any order of summation gives the same bits */
+    perf_floor floor;
+    perf_result result[PERF_MAX_SIZES];
+    size_t results;
+} perf_worker;
+
+/* Whose all-reduce is timed. */
+typedef struct perf_target {
+    bool registers; /* captures go between onehop_capture_begin and _end */
+    onehop_result (*call)(perf_worker *, perf_rank *, const void *in, void *out, size_t count);
+    onehop_result (*wait)(perf_worker *, perf_rank *);
+} perf_target;
+
+extern const perf_target perf_target_onehop, perf_target_nccl;
+
+/* The largest number of timed samples. */
+enum { PERF_MAX_SAMPLES = 50000 };
+
+/* Slices: bytes kept between two outputs, and before the first, filled with a pattern. */
+enum { PERF_GUARD = 256 };
+
+/* How a message size is laid out in the areas. */
+typedef struct perf_slices {
+    size_t bytes, stride, count;
+} perf_slices;
+
+perf_slices perf_slices_for(const perf_worker *worker, size_t bytes);
+void *perf_slice_in(const perf_rank *rank, perf_slices slices, uint64_t call);
+void *perf_slice_out(const perf_rank *rank, perf_slices slices, uint64_t call);
+
+/* perf_worker.c */
+int perf_work(perf_worker *worker, int first, int ranks);
+onehop_result perf_barrier(perf_worker *worker);
+/* The largest value, or the sum, over all ranks; `value` has one entry per rank of the worker. Collective. */
+onehop_result perf_largest(perf_worker *worker, const double *value, double *out);
+
+/* perf_run.c: times and verifies one size on one side. Collective. */
+onehop_result perf_measure(perf_worker *worker, const perf_target *target, size_t bytes,
+                           bool in_place, perf_side *side, uint64_t *outside);
+
+/* perf_check.c */
+onehop_result perf_fill_inputs(perf_worker *worker);
+/* Pattern over outputs and guards of a size. */
+onehop_result perf_poison(perf_worker *worker, perf_slices slices);
+/* Compares the output of call number `call` with the reference, on all ranks; adds to the counters. Collective. */
+onehop_result perf_verify(perf_worker *worker, perf_slices slices, uint64_t call, int64_t *wrong,
+                          uint64_t *outside);
+
+/* perf_numbers.c: a scalar's way from and to the data types, written apart from the library's. */
+float perf_decode(onehop_dtype dtype, const void *element);
+void perf_encode(onehop_dtype dtype, float value, void *element);
+
+/* perf_floor.c */
+void perf_measure_floor(const uint64_t *bytes, size_t count, perf_floor *out);
+
+/* perf_nccl.c: opens the library and a communicator for each rank. Collective. */
+onehop_result perf_nccl_open(perf_worker *worker);
+void perf_nccl_close(perf_worker *worker);
+const char *perf_nccl_version(void);
+
+/* perf_print.c, perf_json.c: rank 0's worker only. */
+void perf_print_header(const perf_worker *worker);
+void perf_print_result(const perf_worker *worker, const perf_result *result);
+/* Returns the number of wrong elements and changed guard bytes. */
+uint64_t perf_print_footer(const perf_worker *worker);
+double perf_average_busbw(const perf_worker *worker);
+onehop_result perf_write_json(perf_worker *worker);
+
+#endif

@@ -1,0 +1,315 @@
+/* What a rank does: set up, take the sizes one after another, report. In the layout "single" one worker does
+ * it for all ranks at once. */
+#include "cli/perf.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- together with the other workers ---- */
+
+static onehop_result peers_alive(void *user) {
+    perf_worker *worker = user;
+    onehop_t *context = worker->rank[0].context;
+    onehop_failure failure;
+    if (!context) return ONEHOP_OK;
+    onehop_result result = onehop_status(context, &failure);
+    return result == ONEHOP_OK ? result : oh_error(result, "%s", failure.text);
+}
+
+onehop_result perf_barrier(perf_worker *worker) {
+    uint32_t parties = worker->plan->layout == LAYOUT_SINGLE ? 1 : (uint32_t)worker->plan->world_size;
+    return board_barrier(worker->board, parties, peers_alive, worker);
+}
+
+onehop_result perf_largest(perf_worker *worker, const double *value, double *out) {
+    board_row *rows = worker->board->row;
+    double largest = 0;
+    for (int i = 0; i < worker->ranks; i++) rows[worker->rank[i].rank].value[0] = value[i];
+    onehop_result result = perf_barrier(worker);
+    for (int rank = 0; rank < worker->plan->world_size; rank++)
+        if (rows[rank].value[0] > largest) largest = rows[rank].value[0];
+    if (result == ONEHOP_OK) result = perf_barrier(worker); /* before anyone writes again */
+    if (result == ONEHOP_OK) *out = largest;
+    return result;
+}
+
+/* ---- slices ---- */
+
+perf_slices perf_slices_for(const perf_worker *worker, size_t bytes) {
+    perf_slices slices = {.bytes = bytes, .count = 1};
+    slices.stride = oh_round_up(bytes, PERF_GUARD) + PERF_GUARD;
+    if (worker->plan->rotate) slices.count = worker->area_bytes / slices.stride;
+    if (slices.count == 0) slices.count = 1;
+    return slices;
+}
+
+void *perf_slice_in(const perf_rank *rank, perf_slices slices, uint64_t call) {
+    return (char *)rank->in + call % slices.count * slices.stride;
+}
+
+void *perf_slice_out(const perf_rank *rank, perf_slices slices, uint64_t call) {
+    return (char *)rank->out + PERF_GUARD + call % slices.count * slices.stride;
+}
+
+/* ---- our all-reduce as a target ---- */
+
+static onehop_result onehop_call_target(perf_worker *worker, perf_rank *rank, const void *in,
+                                        void *out, size_t count) {
+    const perf_plan *plan = worker->plan;
+    onehop_stream_t stream = rank->processor.stream;
+    if (plan->algorithm == ONEHOP_ALGORITHM_AUTO)
+        return onehop_all_reduce(rank->context, in, out, count, plan->dtype, ONEHOP_SUM, stream);
+    onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
+    call.algorithm = plan->algorithm;
+    return onehop_all_reduce_with(rank->context, in, out, count, plan->dtype, ONEHOP_SUM, &call,
+                                  stream);
+}
+
+static onehop_result onehop_wait(perf_worker *worker, perf_rank *rank) {
+    (void)worker;
+    return onehop_synchronize(rank->context, rank->processor.stream);
+}
+
+const perf_target perf_target_onehop = {
+    .registers = true,
+    .call = onehop_call_target,
+    .wait = onehop_wait,
+};
+
+/* ---- set-up ---- */
+
+static onehop_device device_of(const perf_plan *plan, int rank) {
+    onehop_device device = {plan->device, 0};
+    if (plan->device == ONEHOP_DEVICE_CUDA) device.ordinal = rank / plan->ranks_per_device;
+    return device;
+}
+
+/* A rank that torchrun started has its own visible GPUs: LOCAL_RANK among them, or the only one. */
+static onehop_device device_of_environment(const perf_plan *plan) {
+    onehop_device device = {plan->device, 0};
+    int64_t local = plan->env_rank;
+    oh_env_integer(OH_ENV_LOCAL_RANK, 0, 1023, local, &local);
+    int count = plan->device == ONEHOP_DEVICE_CUDA ? plan->devices : 1;
+    device.ordinal = (int)(local % count);
+    return device;
+}
+
+static void fill_config(const perf_plan *plan, onehop_config *config) {
+    if (plan->early_trigger) config->flags |= ONEHOP_FLAG_EARLY_TRIGGER;
+}
+
+/* Ranks started by somebody else have no shared memory yet: the library's own serves. */
+static onehop_result find_board(perf_worker *worker, int rank) {
+    if (worker->board) return ONEHOP_OK;
+    onehop_group_config config = ONEHOP_CONFIG_INIT(onehop_group_config);
+    onehop_device host = {ONEHOP_DEVICE_HOST, 0};
+    config.rank = rank;
+    config.world_size = worker->plan->world_size;
+    onehop_result result = onehop_group_open(&config, &worker->board_group);
+    if (result == ONEHOP_OK)
+        result = onehop_symmetric_alloc(worker->board_group, host, sizeof(perf_board),
+                                        &worker->board_memory);
+    if (result == ONEHOP_OK) worker->board = onehop_symmetric_ptr(worker->board_memory, 0);
+    return result;
+}
+
+static onehop_result create_context(perf_worker *worker, perf_rank *rank) {
+    const perf_plan *plan = worker->plan;
+    onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
+    fill_config(plan, &config);
+    config.device = rank->processor.device;
+    config.group = rank->group ? rank->group : worker->board_group;
+    if (!config.group) {
+        config.rank = rank->rank;
+        config.world_size = plan->world_size;
+        config.name = plan->name;
+    }
+    return onehop_create(&config, &rank->context);
+}
+
+static onehop_result create_all_contexts(perf_worker *worker) {
+    const perf_plan *plan = worker->plan;
+    onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
+    onehop_device devices[ONEHOP_MAX_RANKS];
+    onehop_t *contexts[ONEHOP_MAX_RANKS];
+    fill_config(plan, &config);
+    for (int i = 0; i < worker->ranks; i++) devices[i] = worker->rank[i].processor.device;
+    onehop_result result = onehop_create_all(&config, worker->ranks, devices, contexts);
+    for (int i = 0; i < worker->ranks && result == ONEHOP_OK; i++)
+        worker->rank[i].context = contexts[i];
+    return result;
+}
+
+static onehop_result allocate_rank(perf_worker *worker, perf_rank *rank) {
+    backend_rank *processor = &rank->processor;
+    size_t bytes = worker->area_bytes;
+    rank->begin_ns = calloc(PERF_MAX_SAMPLES, sizeof *rank->begin_ns);
+    rank->end_ns = calloc(PERF_MAX_SAMPLES, sizeof *rank->end_ns);
+    rank->sample_us = calloc(PERF_MAX_SAMPLES, sizeof *rank->sample_us);
+    if (!rank->begin_ns || !rank->end_ns || !rank->sample_us)
+        return oh_error(ONEHOP_ERR_MEMORY, "out of memory");
+    onehop_result result = worker->backend->alloc(processor, bytes, &rank->in);
+    if (result == ONEHOP_OK)
+        result = worker->backend->alloc(processor, bytes + PERF_GUARD, &rank->out);
+    return result;
+}
+
+/* Without rotation one slice of the largest size; with it five times the cache that is in front. */
+static size_t area_bytes(perf_worker *worker) {
+    const perf_plan *plan = worker->plan;
+    size_t one = oh_round_up(plan->max_bytes, PERF_GUARD) + PERF_GUARD;
+    if (!plan->rotate) return one;
+    size_t sharers = plan->device == ONEHOP_DEVICE_HOST ? (size_t)plan->world_size
+                                                        : (size_t)plan->ranks_per_device;
+    size_t many = 5 * worker->backend->cache_bytes(&worker->rank[0].processor) / sharers;
+    return many > one ? oh_round_up(many, 4096) : one;
+}
+
+static onehop_result open_processors(perf_worker *worker, int first) {
+    const perf_plan *plan = worker->plan;
+    bool with_stream = plan->graph || plan->layout == LAYOUT_SINGLE;
+    for (int i = 0; i < worker->ranks; i++) {
+        perf_rank *rank = &worker->rank[i];
+        rank->rank = first + i;
+        onehop_device device =
+            plan->env_rank >= 0 ? device_of_environment(plan) : device_of(plan, rank->rank);
+        onehop_result result = worker->backend->open(&rank->processor, device, with_stream);
+        if (result != ONEHOP_OK) return result;
+        board_row *row = &worker->board->row[rank->rank];
+        row->pid = getpid();
+        worker->backend->describe(&rank->processor, row->device, sizeof row->device);
+    }
+    return ONEHOP_OK;
+}
+
+static onehop_result set_up(perf_worker *worker, int first) {
+    onehop_result result = find_board(worker, first);
+    if (result == ONEHOP_OK) result = open_processors(worker, first);
+    if (result == ONEHOP_OK)
+        result = worker->plan->layout == LAYOUT_SINGLE ? create_all_contexts(worker)
+                                                       : create_context(worker, &worker->rank[0]);
+    if (result != ONEHOP_OK) return result;
+    worker->area_bytes = area_bytes(worker);
+    worker->staging_bytes = 1 << 18;
+    worker->staging = malloc(worker->staging_bytes);
+    if (!worker->staging) return oh_error(ONEHOP_ERR_MEMORY, "out of memory");
+    for (int i = 0; i < worker->ranks && result == ONEHOP_OK; i++)
+        result = allocate_rank(worker, &worker->rank[i]);
+    if (result == ONEHOP_OK && worker->plan->compare) result = perf_nccl_open(worker);
+    if (result == ONEHOP_OK) result = perf_fill_inputs(worker);
+    return result == ONEHOP_OK ? perf_barrier(worker) : result;
+}
+
+static void tear_down(perf_worker *worker) {
+    perf_nccl_close(worker);
+    for (int i = 0; i < worker->ranks; i++) {
+        perf_rank *rank = &worker->rank[i];
+        onehop_destroy(rank->context);
+        if (rank->in) worker->backend->free(&rank->processor, rank->in, worker->area_bytes);
+        if (rank->out)
+            worker->backend->free(&rank->processor, rank->out, worker->area_bytes + PERF_GUARD);
+        worker->backend->close(&rank->processor);
+        free(rank->begin_ns);
+        free(rank->end_ns);
+        free(rank->sample_us);
+    }
+    free(worker->staging);
+    onehop_symmetric_free(worker->board_memory);
+    onehop_group_close(worker->board_group);
+}
+
+/* ---- the sizes ---- */
+
+static size_t list_sizes(const perf_plan *plan, uint64_t *bytes) {
+    size_t count = 0, element = onehop_dtype_bytes(plan->dtype);
+    for (uint64_t at = plan->min_bytes; at <= plan->max_bytes && count < PERF_MAX_SIZES;) {
+        bytes[count++] = at / element * element;
+        if (__builtin_mul_overflow(at, plan->factor, &at)) break;
+    }
+    return count;
+}
+
+static const char *algorithm_of(perf_worker *worker, size_t bytes, bool in_place) {
+    const perf_plan *plan = worker->plan;
+    onehop_choice choice;
+    if (plan->algorithm != ONEHOP_ALGORITHM_AUTO) return onehop_algorithm_name(plan->algorithm);
+    onehop_result result =
+        onehop_would_use(worker->rank[0].context, bytes, plan->dtype, ONEHOP_SUM,
+                         plan->graph ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER, in_place, &choice);
+    return result == ONEHOP_OK ? onehop_algorithm_name(choice.algorithm) : "unknown";
+}
+
+static onehop_result one_size(perf_worker *worker, size_t index, size_t bytes) {
+    const perf_floor *floor = &worker->floor;
+    perf_result *to = &worker->result[index];
+    to->bytes = bytes;
+    to->count = bytes / onehop_dtype_bytes(worker->plan->dtype);
+    to->floor_us = floor->known ? floor->latency_us + floor->copy_us[index] : -1;
+    for (int side = 0; side < SIDES; side++) {
+        bool in_place = side == SIDE_IN_PLACE;
+        perf_side *ours = &to->ours[side];
+        to->algorithm[side] = algorithm_of(worker, bytes, in_place);
+        onehop_result result =
+            perf_measure(worker, &perf_target_onehop, bytes, in_place, ours, &to->outside);
+        if (result == ONEHOP_OK && worker->plan->compare)
+            result = perf_measure(worker, &perf_target_nccl, bytes, in_place, &to->theirs[side],
+                                  &to->outside);
+        if (result != ONEHOP_OK) return result;
+        ours->floor_percent = to->floor_us < 0 ? -1 : 100 * to->floor_us / ours->p50_us;
+    }
+    worker->results = index + 1;
+    return ONEHOP_OK;
+}
+
+static onehop_result all_sizes(perf_worker *worker) {
+    uint64_t bytes[PERF_MAX_SIZES];
+    size_t count = list_sizes(worker->plan, bytes);
+    bool prints = worker->rank[0].rank == 0;
+    if (prints && worker->plan->device == ONEHOP_DEVICE_HOST)
+        perf_measure_floor(bytes, count, &worker->floor);
+    if (prints) perf_print_header(worker);
+    onehop_result result = perf_barrier(worker);
+    for (size_t i = 0; i < count && result == ONEHOP_OK; i++) {
+        result = one_size(worker, i, bytes[i]);
+        if (result == ONEHOP_OK && prints) perf_print_result(worker, &worker->result[i]);
+    }
+    return result;
+}
+
+static onehop_result report(perf_worker *worker, bool *wrong_out) {
+    *wrong_out = false;
+    if (worker->rank[0].rank != 0) return ONEHOP_OK;
+    onehop_result result = worker->plan->json_path ? perf_write_json(worker) : ONEHOP_OK;
+    *wrong_out = perf_print_footer(worker) != 0;
+    return result;
+}
+
+/* Tells everyone, so that nobody waits for this worker. */
+static int fail(perf_worker *worker, onehop_result result, int first) {
+    int code = cli_exit_for(result);
+    const char *sentence = onehop_last_error();
+    if (!sentence[0]) sentence = onehop_result_text(result);
+    if (worker->board) board_fail(worker->board, first, code, sentence);
+    if (worker->plan->env_rank >= 0) cli_fail("perf", code, "rank %d: %s", first, sentence);
+    for (int i = 0; i < worker->ranks; i++)
+        if (worker->rank[i].context) onehop_abort(worker->rank[i].context);
+    return code;
+}
+
+int perf_work(perf_worker *worker, int first, int ranks) {
+    bool wrong = false;
+    worker->ranks = ranks;
+    worker->backend =
+        worker->plan->device == ONEHOP_DEVICE_CUDA ? &backend_cuda : &backend_host;
+    worker->exact_data = worker->plan->compare;
+    onehop_result result = set_up(worker, first);
+    if (result == ONEHOP_OK) result = all_sizes(worker);
+    if (result == ONEHOP_OK) result = report(worker, &wrong);
+    if (result == ONEHOP_OK) result = perf_barrier(worker); /* nobody leaves while peers call */
+    int code = wrong ? CLI_WRONG_DATA : CLI_OK;
+    if (result != ONEHOP_OK) code = fail(worker, result, first);
+    tear_down(worker);
+    return code;
+}

@@ -1,0 +1,189 @@
+/* Kernels: the embedded image, the functions made from it, and the launch.
+ *
+ * The image is loaded once per process (a CUlibrary belongs to no context) and stays loaded:
+ * unloading waits for the GPU, and a destroy must not wait for anybody. Every function is loaded
+ * completely when it is made, because lazy loading at the first launch waits for the GPU too, and
+ * beside a kernel that spins for this very launch it would wait for ever. */
+#include "device/cuda/cuda_device.h"
+
+#include <pthread.h>
+#include <string.h>
+
+static struct {
+    pthread_mutex_t lock;
+    const void *image; /* as set */
+    size_t bytes;
+    const void *loaded; /* the image `library` was made from; NULL: none */
+    oh_cu_library library;
+} image_state = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+void oh_cuda_set_image(const void *image, size_t size) {
+    pthread_mutex_lock(&image_state.lock);
+    image_state.image = image;
+    image_state.bytes = size;
+    pthread_mutex_unlock(&image_state.lock);
+}
+
+/* ---- loading ----------------------------------------------------------------------------- */
+
+static onehop_result load_error(const oh_cuda_device *device, oh_cu_result result, const char *call,
+                                const char *name) {
+    if (result == OH_CU_NO_BINARY_FOR_GPU || result == OH_CU_UNSUPPORTED_PTX ||
+        result == OH_CU_NO_JIT)
+        return oh_cuda_error_as(ONEHOP_ERR_UNSUPPORTED, result, call,
+                                "loading %s: this build has no code for GPU %d (sm_%u)", name,
+                                device->ordinal, device->capability);
+    if (result == OH_CU_NOT_FOUND)
+        return oh_cuda_error_as(ONEHOP_ERR_INTERNAL, result, call,
+                                "looking for %s: it is not in the image", name);
+    return oh_cuda_error(result, call, "loading %s on GPU %d", name, device->ordinal);
+}
+
+/* Holds the lock while the driver loads: a second rank waits and finds it done. An image that was
+ * replaced stays loaded, since functions made from it may be in use. */
+static onehop_result library_of(const oh_cuda_device *device, oh_cu_library *out) {
+    onehop_result error = ONEHOP_OK;
+    pthread_mutex_lock(&image_state.lock);
+    if (image_state.image == NULL || image_state.bytes == 0) {
+        error = oh_error(ONEHOP_ERR_UNSUPPORTED, "this build of onehop contains no GPU kernels");
+    } else if (image_state.loaded != image_state.image) {
+        oh_cu_library library = NULL;
+        oh_cu_result result =
+            oh_cu.cuLibraryLoadData(&library, image_state.image, NULL, NULL, 0, NULL, NULL, 0);
+        if (result != OH_CU_SUCCESS) {
+            error = load_error(device, result, "cuLibraryLoadData", "the kernels");
+        } else {
+            image_state.library = library;
+            image_state.loaded = image_state.image;
+        }
+    }
+    *out = image_state.library;
+    pthread_mutex_unlock(&image_state.lock);
+    return error;
+}
+
+static onehop_result get_function(const oh_cuda_device *device, oh_cu_library library,
+                                  const char *name, oh_cu_function *out) {
+    oh_cu_kernel kernel = NULL;
+    const char *call = "cuLibraryGetKernel";
+    oh_cu_result result = oh_cu.cuLibraryGetKernel(&kernel, library, name);
+    if (result == OH_CU_SUCCESS) {
+        call = "cuKernelGetFunction";
+        result = oh_cu.cuKernelGetFunction(out, kernel);
+    }
+    if (result == OH_CU_SUCCESS) {
+        call = "cuFuncLoad";
+        result = oh_cu.cuFuncLoad(*out);
+    }
+    return result == OH_CU_SUCCESS ? ONEHOP_OK : load_error(device, result, call, name);
+}
+
+struct attributes {
+    int max_threads, local_bytes, registers, ptx_version, blocks;
+};
+
+static onehop_result get_attributes(const oh_cuda_device *device, const oh_kernel *kernel,
+                                    oh_cu_function function, struct attributes *out) {
+    const char *call = "cuFuncGetAttribute";
+    oh_cu_result result =
+        oh_cu.cuFuncGetAttribute(&out->max_threads, OH_CU_FUNCTION_MAX_THREADS, function);
+    if (result == OH_CU_SUCCESS)
+        result = oh_cu.cuFuncGetAttribute(&out->local_bytes, OH_CU_FUNCTION_LOCAL_BYTES, function);
+    if (result == OH_CU_SUCCESS)
+        result = oh_cu.cuFuncGetAttribute(&out->registers, OH_CU_FUNCTION_REGISTERS, function);
+    if (result == OH_CU_SUCCESS)
+        result = oh_cu.cuFuncGetAttribute(&out->ptx_version, OH_CU_FUNCTION_PTX_VERSION, function);
+    if (result == OH_CU_SUCCESS && (uint32_t)out->max_threads >= kernel->max_threads) {
+        call = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
+        result = oh_cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(&out->blocks, function,
+                                                                   (int)kernel->max_threads, 0);
+    }
+    if (result != OH_CU_SUCCESS)
+        return oh_cuda_error(result, call, "asking about %s on GPU %d", kernel->name,
+                             device->ordinal);
+    return ONEHOP_OK;
+}
+
+/* Within a scope. */
+static onehop_result load_one(const oh_cuda_device *device, oh_cu_library library,
+                              const oh_kernel *kernel, oh_function *out) {
+    oh_cu_function function = NULL;
+    struct attributes has;
+    memset(&has, 0, sizeof has);
+    onehop_result error = get_function(device, library, kernel->name, &function);
+    if (error == ONEHOP_OK) error = get_attributes(device, kernel, function, &has);
+    if (error != ONEHOP_OK) return error;
+    /* Local memory is a spill, and its allocation at a first launch waits for the GPU. */
+    if (has.local_bytes != 0)
+        return oh_error(ONEHOP_ERR_INTERNAL, "%s uses %d bytes of local memory on GPU %d (sm_%u)",
+                        kernel->name, has.local_bytes, device->ordinal, device->capability);
+    if ((uint32_t)has.max_threads < kernel->max_threads)
+        return oh_error(ONEHOP_ERR_INTERNAL, "%s runs with at most %d threads on GPU %d, not %u",
+                        kernel->name, has.max_threads, device->ordinal, kernel->max_threads);
+    out->handle = function;
+    out->registers = (uint32_t)has.registers;
+    out->blocks_per_multiprocessor = (uint32_t)has.blocks;
+    /* The attribute is the virtual architecture (90 for compute_90), not the PTX language version:
+     * code compiled for an older one, and only translated for this GPU, contains no wait for its
+     * predecessor and must not overlap it. */
+    out->pdl = has.ptx_version >= 90 && device->capability >= 90;
+    return ONEHOP_OK;
+}
+
+onehop_result oh_cuda_load(oh_device *base, const oh_kernel *kernels, size_t count,
+                           oh_function *out) {
+    oh_cuda_device *device = oh_cuda_of(base);
+    oh_cu_library library = NULL;
+    oh_cuda_scope scope;
+    onehop_result error = oh_cuda_enter(device, &scope);
+    if (error != ONEHOP_OK) return error;
+    error = library_of(device, &library);
+    for (size_t i = 0; error == ONEHOP_OK && i < count; i++)
+        error = load_one(device, library, &kernels[i], &out[i]);
+    oh_cuda_leave(&scope);
+    return error;
+}
+
+onehop_result oh_cuda_resident_blocks(oh_device *base, const oh_function *function,
+                                      uint32_t threads, uint32_t *out) {
+    oh_cuda_device *device = oh_cuda_of(base);
+    oh_cuda_scope scope;
+    int blocks = 0;
+    onehop_result error = oh_cuda_enter(device, &scope);
+    if (error != ONEHOP_OK) return error;
+    oh_cu_result result = oh_cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        &blocks, function->handle, (int)threads, 0);
+    oh_cuda_leave(&scope);
+    if (result != OH_CU_SUCCESS)
+        return oh_cuda_error(result, "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+                             "asking GPU %d for %u threads", device->ordinal, threads);
+    *out = (uint32_t)blocks * device->multiprocessors;
+    return ONEHOP_OK;
+}
+
+/* ---- launching --------------------------------------------------------------------------- */
+
+static onehop_result launch_error(const oh_cuda_device *device, const oh_launch *launch,
+                                  oh_cu_result result) {
+    return oh_cuda_error(result, "cuLaunchKernelEx", "launching %u blocks of %u threads on GPU %d",
+                         launch->blocks, launch->threads, device->ordinal);
+}
+
+/* The hot path: one question about the context and the launch itself. A launch is recorded if the
+ * stream is capturing, so this runs in the thread's own capture mode. */
+onehop_result oh_cuda_launch(oh_device *base, const oh_launch *launch) {
+    oh_cuda_device *device = oh_cuda_of(base);
+    const oh_function *function = launch->function;
+    oh_cu_launch_config config = {
+        launch->blocks,         1, 1, launch->threads, 1, 1, 0, launch->stream, &device->pdl,
+        function->pdl ? 1u : 0u};
+    void *parameters[1] = {(void *)(uintptr_t)launch->args}; /* the driver only reads it */
+    bool pushed;
+    onehop_result error = oh_cuda_push(device, &pushed);
+    if (error != ONEHOP_OK) return error;
+    oh_cu_result result =
+        oh_cu.cuLaunchKernelEx(&config, (oh_cu_function)function->handle, parameters, NULL);
+    oh_cuda_pop(pushed);
+    if (result != OH_CU_SUCCESS) return launch_error(device, launch, result);
+    return ONEHOP_OK;
+}

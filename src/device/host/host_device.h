@@ -1,0 +1,27 @@
+/* Shared by the files of the host device. The functions are rows of its oh_device_ops. */
+#ifndef OH_HOST_DEVICE_H
+#define OH_HOST_DEVICE_H
+
+#include "device/device.h"
+
+/* Largest argument block of a kernel: a stream keeps a copy of it in each entry of its ring. */
+#define OH_HOST_ARGS_MAX 1024
+
+/* host_memory.c */
+onehop_result oh_host_mem_create(oh_device *device, size_t bytes, uint32_t kinds, oh_mem *out);
+onehop_result oh_host_mem_export(oh_device *device, const oh_mem *memory, oh_mem_handle *out,
+                                 int *fd_out);
+onehop_result oh_host_mem_import(oh_device *device, const oh_mem_handle *handle, int fd,
+                                 oh_mem *out);
+void oh_host_mem_release(oh_device *device, oh_mem *memory);
+
+/* host_stream.c */
+onehop_result oh_host_stream_info(oh_device *device, onehop_stream_t stream, oh_stream_info *out);
+onehop_result oh_host_launch(oh_device *device, const oh_launch *launch);
+onehop_result oh_host_copy_on_stream(oh_device *device, void *to, const void *from, size_t bytes,
+                                     onehop_stream_t stream);
+onehop_result oh_host_stream_order(oh_device *device, onehop_stream_t earlier,
+                                   onehop_stream_t later);
+onehop_result oh_host_stream_idle(oh_device *device, onehop_stream_t stream, bool *idle_out);
+
+#endif

@@ -1,0 +1,287 @@
+/* One collective exchange over the mesh: every rank sends every peer one frame and receives one.
+ *
+ * Driven by poll, reading and writing whatever moves, so blobs larger than a socket's buffer cannot
+ * deadlock however the ranks are timed. A peer may already have sent its next frame: only the bytes
+ * of this one are read. A peer that sent its frame and left is no failure of this exchange; one
+ * whose frame can no longer come is. Bytes: W-1 frames of 40 + `bytes` out and in; one hop. */
+#include "rendezvous/group.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define OH_FRAME_MAGIC 0x656d617246486e6full
+
+typedef struct oh_frame {
+    uint64_t magic;
+    uint64_t sequence;
+    uint64_t bytes;    /* of the blob that follows */
+    uint64_t fd_mask;  /* which of the rank's descriptors come with the first byte */
+    uint32_t fd_count; /* how many it was asked for; 0 for an all-gather */
+    uint32_t reserved;
+} oh_frame;
+
+_Static_assert(sizeof(oh_frame) == 40, "a frame has no holes");
+
+/* One peer's part. */
+typedef struct oh_flow {
+    int peer;
+    size_t sent, received; /* of frame and blob together */
+    oh_frame in;
+    int fds[OH_MAX_FDS]; /* arrived, not yet given to the caller */
+    int fd_count;
+    bool throttled; /* too many descriptors in flight: try again in a moment */
+} oh_flow;
+
+typedef struct oh_run {
+    oh_mesh *mesh;
+    const oh_exchange *what;
+    oh_frame out;
+    size_t total; /* bytes of each frame with its blob */
+    oh_flow flows[ONEHOP_MAX_RANKS];
+} oh_run;
+
+typedef union oh_fd_message {
+    struct cmsghdr align;
+    char bytes[CMSG_SPACE(sizeof(int) * OH_MAX_FDS)];
+} oh_fd_message;
+
+/* ---- sending --------------------------------------------------------------------------------- */
+
+static void attach_fds(const oh_run *run, struct msghdr *message, oh_fd_message *control) {
+    int given[OH_MAX_FDS], count = 0;
+    for (int i = 0; i < run->what->count; i++)
+        if (run->out.fd_mask >> i & 1) given[count++] = run->what->fds[i];
+    memset(control, 0, sizeof *control);
+    message->msg_control = control;
+    message->msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)count);
+    struct cmsghdr *header = CMSG_FIRSTHDR(message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int) * (size_t)count);
+    memcpy(CMSG_DATA(header), given, sizeof(int) * (size_t)count);
+}
+
+static ssize_t send_some(oh_run *run, oh_flow *flow) {
+    oh_fd_message control;
+    struct iovec parts[2];
+    struct msghdr message = {.msg_iov = parts};
+    if (flow->sent < sizeof run->out)
+        parts[message.msg_iovlen++] =
+            (struct iovec){(char *)&run->out + flow->sent, sizeof run->out - flow->sent};
+    size_t blob_sent = flow->sent < sizeof run->out ? 0 : flow->sent - sizeof run->out;
+    if (blob_sent < run->what->bytes)
+        parts[message.msg_iovlen++] =
+            (struct iovec){(char *)run->what->send + blob_sent, run->what->bytes - blob_sent};
+    if (!flow->sent && run->out.fd_mask) attach_fds(run, &message, &control);
+    return sendmsg(run->mesh->sockets[flow->peer], &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static onehop_result push(oh_run *run, oh_flow *flow) {
+    flow->throttled = false;
+    while (flow->sent < run->total) {
+        ssize_t moved = send_some(run, flow);
+        if (moved >= 0) {
+            flow->sent += (size_t)moved;
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            break;
+        } else if (errno == ETOOMANYREFS || errno == ENOBUFS) {
+            flow->throttled = true;
+            break;
+        } else if (errno == EPIPE || errno == ECONNRESET) {
+            flow->sent = run->total; /* it left; whether that matters shows when reading */
+        } else if (errno != EINTR) {
+            return oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "sending to rank %d failed",
+                                  flow->peer);
+        }
+    }
+    return ONEHOP_OK;
+}
+
+/* ---- receiving ------------------------------------------------------------------------------- */
+
+static void take_fds(oh_run *run, oh_flow *flow, struct msghdr *message) {
+    for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
+         header = CMSG_NXTHDR(message, header)) {
+        if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+        size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < count; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
+            if (flow->fd_count < OH_MAX_FDS)
+                flow->fds[flow->fd_count++] = fd;
+            else
+                close(fd);
+        }
+    }
+    if (message->msg_flags & MSG_CTRUNC && run->what->mine_out)
+        *run->what->mine_out = oh_error(ONEHOP_ERR_SYSTEM,
+                                        "not all descriptors of rank %d could be received: is the "
+                                        "limit of open files (ulimit -n) reached?",
+                                        flow->peer);
+}
+
+static ssize_t receive_head(oh_run *run, oh_flow *flow) {
+    oh_fd_message control;
+    struct iovec part = {(char *)&flow->in + flow->received, sizeof flow->in - flow->received};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = &control,
+                             .msg_controllen = sizeof control};
+    ssize_t moved =
+        recvmsg(run->mesh->sockets[flow->peer], &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (moved > 0) take_fds(run, flow, &message);
+    return moved;
+}
+
+static ssize_t receive_blob(oh_run *run, oh_flow *flow) {
+    size_t done = flow->received - sizeof flow->in;
+    char *to = (char *)run->what->recv + (size_t)flow->peer * run->what->bytes + done;
+    return recv(run->mesh->sockets[flow->peer], to, run->what->bytes - done, MSG_DONTWAIT);
+}
+
+/* The frame's head is complete: does it answer ours? */
+static onehop_result check_head(oh_run *run, oh_flow *flow) {
+    const oh_frame *in = &flow->in, *out = &run->out;
+    if (in->magic != OH_FRAME_MAGIC || in->sequence != out->sequence)
+        return oh_error(ONEHOP_ERR_INTERNAL, "rank %d is at exchange %llu, this rank %d at %llu",
+                        flow->peer, (unsigned long long)in->sequence, run->mesh->rank,
+                        (unsigned long long)out->sequence);
+    if (in->bytes != out->bytes || in->fd_count != out->fd_count)
+        return oh_error(ONEHOP_ERR_DISAGREEMENT,
+                        "rank %d exchanges %llu bytes and %u descriptors, rank %d %llu and %u",
+                        flow->peer, (unsigned long long)in->bytes, in->fd_count, run->mesh->rank,
+                        (unsigned long long)out->bytes, out->fd_count);
+    int used = 0;
+    for (uint32_t i = 0; i < in->fd_count; i++)
+        if (in->fd_mask >> i & 1 && used < flow->fd_count)
+            run->what->fds_out[(uint32_t)flow->peer * in->fd_count + i] = flow->fds[used++];
+    /* Fewer than announced: take_fds has said so. More: nobody asked for them. */
+    while (flow->fd_count > used) close(flow->fds[--flow->fd_count]);
+    flow->fd_count = 0;
+    return ONEHOP_OK;
+}
+
+/* Names the rank whose end explains that `peer` is gone. */
+static onehop_result lost(const oh_run *run, int peer) {
+    int culprit = oh_mesh_lost_peer(run->mesh);
+    return oh_error(ONEHOP_ERR_PEER_LOST, "rank %d has ended or closed its group",
+                    culprit >= 0 ? culprit : peer);
+}
+
+static onehop_result pull(oh_run *run, oh_flow *flow, bool peer_ended) {
+    while (flow->received < run->total) {
+        bool head = flow->received < sizeof flow->in;
+        ssize_t moved = head ? receive_head(run, flow) : receive_blob(run, flow);
+        if (moved > 0) {
+            flow->received += (size_t)moved;
+            if (!head || flow->received < sizeof flow->in) continue;
+            onehop_result result = check_head(run, flow);
+            if (result) return result;
+        } else if (moved == 0 || errno == ECONNRESET) {
+            return lost(run, flow->peer);
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            return peer_ended ? lost(run, flow->peer) : ONEHOP_OK;
+        } else if (errno != EINTR) {
+            return oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "receiving from rank %d failed",
+                                  flow->peer);
+        }
+    }
+    return ONEHOP_OK;
+}
+
+/* ---- the loop -------------------------------------------------------------------------------- */
+
+/* Fills polls[0..2W-1]: sockets, then pidfds. Returns false if there is nothing left to do. */
+static bool prepare_polls(const oh_run *run, struct pollfd *polls, bool *throttled_out) {
+    int world_size = run->mesh->world_size;
+    bool busy = false;
+    *throttled_out = false;
+    for (int i = 0; i < world_size; i++) {
+        const oh_flow *flow = &run->flows[i];
+        bool reads = flow->received < run->total, writes = flow->sent < run->total;
+        short events = (short)((reads ? POLLIN : 0) | (writes && !flow->throttled ? POLLOUT : 0));
+        /* A peer that is only owed a throttled frame may hang up; do not spin on that. */
+        polls[i] = (struct pollfd){.fd = events ? run->mesh->sockets[i] : -1, .events = events};
+        polls[world_size + i] =
+            (struct pollfd){.fd = reads ? run->mesh->pidfds[i] : -1, .events = POLLIN};
+        busy = busy || reads || writes;
+        *throttled_out = *throttled_out || flow->throttled;
+    }
+    return busy;
+}
+
+static onehop_result missing(const oh_run *run) {
+    char names[96];
+    uint32_t ranks = 0;
+    for (int i = 0; i < run->mesh->world_size; i++)
+        if (run->flows[i].received < run->total) ranks |= 1u << i;
+    /* All has arrived but a peer does not take what it is owed. */
+    for (int i = 0; !ranks && i < run->mesh->world_size; i++)
+        if (run->flows[i].sent < run->total) ranks |= 1u << i;
+    oh_list_ranks(ranks, names, sizeof names);
+    return oh_error(ONEHOP_ERR_MISSING_PEER, "%s did not complete the exchange within %u ms", names,
+                    run->what->timeout_ms);
+}
+
+static onehop_result move(oh_run *run, const struct pollfd *polls) {
+    int world_size = run->mesh->world_size;
+    for (int i = 0; i < world_size; i++) {
+        oh_flow *flow = &run->flows[i];
+        onehop_result result = ONEHOP_OK;
+        if (polls[i].revents & (POLLOUT | POLLHUP | POLLERR) || flow->throttled)
+            result = push(run, flow);
+        if (!result && polls[i].revents & (POLLIN | POLLHUP | POLLERR | POLLNVAL))
+            result = pull(run, flow, false);
+        /* Ended, and all it ever sent is in the socket. */
+        if (!result && polls[world_size + i].revents) result = pull(run, flow, true);
+        if (result) return result;
+    }
+    return ONEHOP_OK;
+}
+
+static onehop_result run_to_end(oh_run *run) {
+    struct pollfd polls[2 * ONEHOP_MAX_RANKS];
+    uint64_t deadline = oh_clock_ns() + (uint64_t)run->what->timeout_ms * 1000000u;
+    bool throttled;
+    while (prepare_polls(run, polls, &throttled)) {
+        uint64_t now = oh_clock_ns();
+        bool late = now >= deadline;
+        /* Rounded up, so that the last wait does not end before the deadline and spin. */
+        uint64_t wait_ms = late ? 0 : (deadline - now + 999999u) / 1000000u;
+        if (throttled && wait_ms > 1) wait_ms = 1;
+        if (wait_ms > 60000) wait_ms = 60000;
+        int events = poll(polls, (nfds_t)(2 * run->mesh->world_size), (int)wait_ms);
+        if (events < 0 && errno != EINTR)
+            return oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "poll failed");
+        if (events < 0) continue;
+        onehop_result result = move(run, polls);
+        if (result) return result;
+        if (late) return prepare_polls(run, polls, &throttled) ? missing(run) : ONEHOP_OK;
+    }
+    return ONEHOP_OK;
+}
+
+onehop_result oh_mesh_exchange(oh_mesh *mesh, const oh_exchange *what) {
+    oh_run run = {.mesh = mesh, .what = what, .total = sizeof(oh_frame) + what->bytes};
+    run.out = (oh_frame){.magic = OH_FRAME_MAGIC,
+                         .sequence = ++mesh->sequence,
+                         .bytes = what->bytes,
+                         .fd_count = (uint32_t)what->count};
+    for (int i = 0; i < what->count; i++)
+        if (what->fds[i] >= 0) run.out.fd_mask |= (uint64_t)1 << i;
+    for (int i = 0; i < mesh->world_size; i++) run.flows[i].peer = i;
+    run.flows[mesh->rank].sent = run.flows[mesh->rank].received = run.total;
+    if (what->bytes) {
+        char *own = (char *)what->recv + (size_t)mesh->rank * what->bytes;
+        if (own != what->send) memmove(own, what->send, what->bytes);
+    }
+    onehop_result result = ONEHOP_OK;
+    for (int i = 0; !result && i < mesh->world_size; i++) result = push(&run, &run.flows[i]);
+    if (!result) result = run_to_end(&run);
+    for (int i = 0; i < mesh->world_size; i++)
+        while (run.flows[i].fd_count) close(run.flows[i].fds[--run.flows[i].fd_count]);
+    return result;
+}

@@ -1,0 +1,86 @@
+/* Who and where this process is; see identity.h. */
+#include "rendezvous/identity.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef SO_NETNS_COOKIE
+#define SO_NETNS_COOKIE 71 /* Linux 5.14; absent from older headers */
+#endif
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static oh_id128 process_id;
+static pid_t process_pid; /* owner of process_id; catches a fork that ran no handlers (raw clone) */
+
+static void before_fork(void) {
+    pthread_mutex_lock(&lock);
+}
+
+static void after_fork(void) {
+    pthread_mutex_unlock(&lock);
+}
+
+static void in_child(void) {
+    process_pid = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+static void watch_forks(void) {
+    pthread_atfork(before_fork, after_fork, in_child);
+}
+
+onehop_result oh_identity_process(oh_id128 *id_out) {
+    onehop_result result = ONEHOP_OK;
+    pthread_once(&once, watch_forks);
+    pthread_mutex_lock(&lock);
+    if (process_pid != getpid()) {
+        result = oh_random(&process_id, sizeof process_id);
+        if (!result) process_pid = getpid();
+    }
+    if (!result) *id_out = process_id;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+/* Without /proc: a number of the same meaning from a throw-away socket. */
+static uint64_t netns_cookie(void) {
+    uint64_t cookie = 0;
+    socklen_t size = sizeof cookie;
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return 0;
+    if (getsockopt(fd, SOL_SOCKET, SO_NETNS_COOKIE, &cookie, &size)) cookie = 0;
+    close(fd);
+    return cookie;
+}
+
+uint64_t oh_identity_netns(void) {
+    int saved = errno;
+    struct stat info;
+    uint64_t number = stat("/proc/thread-self/ns/net", &info) ? netns_cookie() : info.st_ino;
+    errno = saved;
+    return number;
+}
+
+oh_id128 oh_identity_boot(void) {
+    int saved = errno;
+    oh_id128 id = {{0, 0}};
+    char text[40] = ""; /* 8-4-4-4-12 hexadecimal digits */
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
+    if (fd >= 0) close(fd);
+    for (ssize_t i = 0, digits = 0; i < got && digits < 32; i++) {
+        char digit[2] = {text[i], 0};
+        if (!strchr("0123456789abcdef", text[i])) continue;
+        uint64_t *word = &id.word[digits++ / 16];
+        *word = *word << 4 | strtoull(digit, NULL, 16);
+    }
+    errno = saved;
+    return id;
+}

@@ -1,0 +1,135 @@
+/* The connection to each peer while the mesh is being opened. */
+#include "rendezvous/opening.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define OH_FIRST_RETRY_US 500
+#define OH_LAST_RETRY_US  20000 /* a rank that is waited for costs 50 connects a second */
+
+/* Back to the start: the peer is not there yet, or what was there is no rank of this group. */
+static void retry_later(oh_link *link) {
+    if (link->fd >= 0) close(link->fd);
+    link->fd = -1;
+    link->fill = 0;
+    link->state = OH_LINK_ABSENT;
+    link->backoff_us = link->backoff_us ? 2 * link->backoff_us : OH_FIRST_RETRY_US;
+    if (link->backoff_us > OH_LAST_RETRY_US) link->backoff_us = OH_LAST_RETRY_US;
+    link->retry_ns = oh_clock_ns() + link->backoff_us * 1000ull;
+}
+
+void oh_link_connect(oh_opening *opening, int rank) {
+    oh_link *link = &opening->links[rank];
+    struct sockaddr_un address;
+    socklen_t size = oh_mesh_address(opening->plan, rank, &address);
+    long user = -1, pid = 0;
+    link->fd = oh_mesh_socket();
+    if (link->fd < 0) {
+        onehop_result result = oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "cannot make a socket");
+        oh_opening_fail(opening, opening->plan->rank, result, onehop_last_error());
+        return;
+    }
+    /* Refused: nobody listens yet. EAGAIN: its queue is full. */
+    if (connect(link->fd, (const struct sockaddr *)&address, size)) {
+        retry_later(link);
+    } else if (!oh_mesh_same_user(link->fd, &user, &pid)) {
+        opening->foreign_user = user;
+        retry_later(link);
+    } else if (!oh_mesh_write(link->fd, &opening->hello, sizeof opening->hello)) {
+        retry_later(link);
+    } else {
+        link->state = OH_LINK_GREETING;
+    }
+}
+
+/* Both sides find the same difference and word it alike. */
+static void fail_for_difference(oh_opening *opening, const oh_hello *other) {
+    const oh_hello *low = &opening->hello, *high = other;
+    char text[sizeof opening->text];
+    if (low->rank > high->rank) low = other, high = &opening->hello;
+    snprintf(
+        text, sizeof text,
+        "rank %d was set up with onehop %u.%u and world size %d, rank %d with onehop %u.%u and "
+        "world size %d",
+        low->rank, low->major, low->minor, low->world_size, high->rank, high->major, high->minor,
+        high->world_size);
+    oh_opening_fail(opening, opening->plan->rank, ONEHOP_ERR_DISAGREEMENT, text);
+}
+
+/* The peer's hello has come and ours has gone out. */
+void oh_link_join(oh_opening *opening, int rank, int fd, const oh_hello *hello) {
+    const oh_hello *own = &opening->hello;
+    oh_link *link = &opening->links[rank];
+    link->fd = fd;
+    link->fill = 0;
+    link->state = OH_LINK_MEMBER; /* also of one that disagrees: it is told like the others */
+    link->process = hello->process;
+    if (hello->major != own->major || hello->minor != own->minor ||
+        hello->world_size != own->world_size)
+        fail_for_difference(opening, hello);
+    else if (!oh_id128_equal(hello->process, own->process))
+        link->pidfd = oh_pidfd_of_peer(fd);
+}
+
+static void take_notice(oh_opening *opening, int rank, const oh_notice *notice) {
+    char text[sizeof notice->text];
+    memcpy(text, notice->text, sizeof text);
+    text[sizeof text - 1] = 0;
+    if (notice->magic == OH_NOTICE_MAGIC && notice->kind == OH_NOTICE_READY) {
+        opening->links[rank].ready = true;
+    } else if (notice->magic == OH_NOTICE_MAGIC && notice->kind == OH_NOTICE_COMMIT && rank == 0) {
+        opening->state = OH_COMMITTED;
+    } else if (notice->magic == OH_NOTICE_MAGIC && notice->kind == OH_NOTICE_FAIL &&
+               notice->result < 0) {
+        opening->verdict = rank == 0;
+        oh_opening_fail(opening, notice->origin, (onehop_result)notice->result, text);
+    } else {
+        snprintf(text, sizeof text, "rank %d sent something that is not onehop", rank);
+        oh_opening_fail(opening, opening->plan->rank, ONEHOP_ERR_INTERNAL, text);
+    }
+}
+
+static void serve_greeting(oh_opening *opening, int rank, oh_link *link) {
+    oh_hello *hello = &link->inbox.hello;
+    oh_read got = oh_mesh_read(link->fd, hello, sizeof *hello, &link->fill);
+    if (got == OH_READ_PARTIAL) return;
+    /* An end before the answer is the end of an earlier group of this name: try again. */
+    if (got == OH_READ_ENDED || !oh_mesh_valid_hello(opening, hello) || hello->rank != rank)
+        retry_later(link);
+    else
+        oh_link_join(opening, rank, link->fd, hello);
+}
+
+oh_read oh_link_serve(oh_opening *opening, int rank, bool peer_ended) {
+    oh_link *link = &opening->links[rank];
+    if (link->state == OH_LINK_ABSENT) return OH_READ_PARTIAL;
+    if (link->state == OH_LINK_GREETING) {
+        serve_greeting(opening, rank, link);
+        return OH_READ_PARTIAL;
+    }
+    oh_notice *notice = &link->inbox.notice;
+    oh_read got = oh_mesh_read(link->fd, notice, sizeof *notice, &link->fill);
+    if (got == OH_READ_COMPLETE) {
+        link->fill = 0;
+        take_notice(opening, rank, notice);
+    } else if (got == OH_READ_ENDED || peer_ended) {
+        char text[sizeof opening->text];
+        snprintf(text, sizeof text, "rank %d ended or left while the group was being opened", rank);
+        oh_opening_fail(opening, opening->plan->rank, ONEHOP_ERR_PEER_FAILED, text);
+    }
+    return got;
+}
+
+void oh_link_notify(oh_opening *opening, int rank, oh_notice_kind kind) {
+    oh_notice notice = {.magic = OH_NOTICE_MAGIC, .kind = kind};
+    if (opening->links[rank].state != OH_LINK_MEMBER) return;
+    if (kind == OH_NOTICE_FAIL) {
+        notice.result = opening->result;
+        notice.origin = opening->origin;
+        memcpy(notice.text, opening->text, sizeof notice.text);
+    }
+    /* A peer that is gone shows when it is read from. */
+    oh_mesh_write(opening->links[rank].fd, &notice, sizeof notice);
+}

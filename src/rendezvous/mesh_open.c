@@ -1,0 +1,225 @@
+/* Opening a mesh: the loop, the decision, the way out. The protocol is in mesh.h. */
+#include "rendezvous/opening.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define OH_VERDICT_MS 1000 /* how long a failing rank waits for rank 0's word */
+
+/* The first cause is kept, except that rank 0's verdict replaces an own one. */
+void oh_opening_fail(oh_opening *opening, int origin, onehop_result result, const char *text) {
+    if (opening->state == OH_FAILED && !opening->verdict) return;
+    opening->state = OH_FAILED;
+    opening->result = result;
+    opening->origin = origin;
+    snprintf(opening->text, sizeof opening->text, "%.491s", text);
+}
+
+static onehop_result begin(oh_opening *opening, const oh_mesh_plan *plan) {
+    opening->plan = plan;
+    opening->deadline_ns = oh_clock_ns() + (uint64_t)plan->timeout_ms * 1000000u;
+    opening->listener = -1;
+    opening->foreign_user = -1;
+    oh_guests_init(opening);
+    for (int i = 0; i < ONEHOP_MAX_RANKS; i++) opening->links[i].fd = opening->links[i].pidfd = -1;
+    opening->hello = (oh_hello){.magic = OH_HELLO_MAGIC,
+                                .major = ONEHOP_VERSION_MAJOR,
+                                .minor = ONEHOP_VERSION_MINOR,
+                                .rank = plan->rank,
+                                .world_size = plan->world_size,
+                                .name = plan->name,
+                                .boot = oh_identity_boot(),
+                                .netns = oh_identity_netns()};
+    onehop_result result = oh_identity_process(&opening->hello.process);
+    return result ? result : oh_mesh_listen(opening);
+}
+
+/* ---- one turn of the loop -------------------------------------------------------------------- */
+
+/* Lower ranks are connected to when their time has come; returns when the next is due. */
+static uint64_t connect_due(oh_opening *opening) {
+    uint64_t next = opening->deadline_ns;
+    for (int i = 0; i < opening->plan->rank && opening->state == OH_GATHERING; i++) {
+        oh_link *link = &opening->links[i];
+        if (link->state == OH_LINK_ABSENT && link->retry_ns <= oh_clock_ns())
+            oh_link_connect(opening, i);
+        if (link->state == OH_LINK_ABSENT && link->retry_ns < next) next = link->retry_ns;
+    }
+    return next;
+}
+
+/* A rank that is ready hears only rank 0: a peer may already have had its COMMIT, and what it sends
+ * or that it leaves again concerns the open group. */
+static bool heard(const oh_opening *opening, int rank) {
+    return opening->state == OH_GATHERING || opening->plan->rank == 0 || rank == 0;
+}
+
+/* polls: sockets of ranks, pidfds of ranks, listener, guests. */
+enum {
+    AT_PIDFDS = ONEHOP_MAX_RANKS,
+    AT_LISTENER = 2 * ONEHOP_MAX_RANKS,
+    AT_GUESTS,
+    POLLS = AT_GUESTS + OH_GUESTS
+};
+
+static void prepare_polls(const oh_opening *opening, struct pollfd *polls) {
+    for (int i = 0; i < POLLS; i++) polls[i] = (struct pollfd){.fd = -1, .events = POLLIN};
+    for (int i = 0; i < opening->plan->world_size; i++) {
+        if (!heard(opening, i)) continue;
+        polls[i].fd = opening->links[i].fd;
+        polls[AT_PIDFDS + i].fd = opening->links[i].pidfd;
+    }
+    polls[AT_LISTENER].fd = opening->listener;
+    for (int i = 0; i < OH_GUESTS; i++) polls[AT_GUESTS + i].fd = opening->guests[i].fd;
+}
+
+/* Peers before newcomers: a rank that comes again has ended its last attempt first. */
+static void serve(oh_opening *opening, const struct pollfd *polls) {
+    for (int i = 0; i < opening->plan->world_size && opening->state < OH_COMMITTED; i++) {
+        if (polls[i].revents) oh_link_serve(opening, i, false);
+        if (polls[AT_PIDFDS + i].revents && opening->state < OH_COMMITTED)
+            oh_link_serve(opening, i, true);
+    }
+    for (int i = 0; i < OH_GUESTS && opening->state == OH_GATHERING; i++)
+        if (polls[AT_GUESTS + i].revents) oh_guest_serve(opening, &opening->guests[i]);
+    if (polls[AT_LISTENER].revents && opening->state == OH_GATHERING) oh_guests_accept(opening);
+}
+
+static void wait_and_serve(oh_opening *opening, uint64_t until_ns) {
+    struct pollfd polls[POLLS];
+    uint64_t now = oh_clock_ns();
+    uint64_t wait_ms = until_ns > now ? (until_ns - now + 999999u) / 1000000u : 0;
+    prepare_polls(opening, polls);
+    int events = poll(polls, POLLS, wait_ms > 60000 ? 60000 : (int)wait_ms);
+    if (events > 0) {
+        serve(opening, polls);
+    } else if (events < 0 && errno != EINTR) {
+        onehop_result result = oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "poll failed");
+        oh_opening_fail(opening, opening->plan->rank, result, onehop_last_error());
+    }
+}
+
+/* ---- the decision ---------------------------------------------------------------------------- */
+
+static bool all_known(const oh_opening *opening) {
+    for (int i = 0; i < opening->plan->world_size; i++)
+        if (i != opening->plan->rank && opening->links[i].state != OH_LINK_MEMBER) return false;
+    return true;
+}
+
+static void commit_if_all_ready(oh_opening *opening) {
+    int world_size = opening->plan->world_size;
+    for (int i = 1; i < world_size; i++)
+        if (!opening->links[i].ready) return;
+    for (int i = 1; i < world_size; i++) oh_link_notify(opening, i, OH_NOTICE_COMMIT);
+    opening->state = OH_COMMITTED;
+}
+
+static void advance(oh_opening *opening) {
+    if (opening->state == OH_GATHERING && all_known(opening)) {
+        /* Whoever knocks for our rank at this moment still gets its answer. */
+        oh_guests_accept(opening);
+        oh_guests_close(opening);
+        opening->state = OH_READY;
+        oh_link_notify(opening, 0, OH_NOTICE_READY);
+    }
+    if (opening->state == OH_READY && opening->plan->rank == 0) commit_if_all_ready(opening);
+}
+
+static void fail_for_missing(oh_opening *opening) {
+    const oh_mesh_plan *plan = opening->plan;
+    char names[96], more[96] = "", text[sizeof opening->text];
+    uint32_t absent = 0, unready = 0;
+    for (int i = 0; i < plan->world_size; i++) {
+        if (i == plan->rank) continue;
+        if (opening->links[i].state != OH_LINK_MEMBER) absent |= 1u << i;
+        if (!opening->links[i].ready && (plan->rank == 0 || i == 0)) unready |= 1u << i;
+    }
+    oh_list_ranks(absent ? absent : unready, names, sizeof names);
+    if (opening->duplicate)
+        snprintf(more, sizeof more, "; process %ld claimed rank %d as well and was refused",
+                 opening->duplicate, plan->rank);
+    else if (opening->foreign_user >= 0)
+        snprintf(more, sizeof more, "; user %ld holds the socket name of a missing rank",
+                 opening->foreign_user);
+    snprintf(
+        text, sizeof text,
+        "%s of group \"%s\" (world size %d) did not %s within %u ms; rank %d waited in network "
+        "namespace %llu, and names do not cross network namespaces%s",
+        names, plan->label, plan->world_size, absent ? "arrive" : "get ready", plan->timeout_ms,
+        plan->rank, (unsigned long long)opening->hello.netns, more);
+    oh_opening_fail(opening, plan->rank, ONEHOP_ERR_MISSING_PEER, text);
+}
+
+/* ---- the way out ----------------------------------------------------------------------------- */
+
+/* Asks rank 0, which may have another cause, or may even have committed before it knew of ours. */
+static void await_verdict(oh_opening *opening) {
+    uint64_t deadline = oh_clock_ns() + OH_VERDICT_MS * 1000000ull;
+    struct pollfd wait = {.fd = opening->links[0].fd, .events = POLLIN};
+    oh_link_notify(opening, 0, OH_NOTICE_FAIL);
+    while (opening->state == OH_FAILED && !opening->verdict) {
+        uint64_t now = oh_clock_ns();
+        if (now >= deadline) return;
+        int events = poll(&wait, 1, (int)((deadline - now + 999999u) / 1000000u));
+        if (events > 0 && oh_link_serve(opening, 0, false) == OH_READ_ENDED) return;
+    }
+}
+
+/* Everybody connected learns the cause; what was sent stays readable after the close. */
+static onehop_result fail_all(oh_opening *opening) {
+    int rank = opening->plan->rank;
+    for (int i = rank == 0 ? 0 : 1; i < opening->plan->world_size; i++)
+        oh_link_notify(opening, i, OH_NOTICE_FAIL);
+    for (int i = 0; i < opening->plan->world_size; i++) {
+        if (opening->links[i].fd >= 0) close(opening->links[i].fd);
+        if (opening->links[i].pidfd >= 0) close(opening->links[i].pidfd);
+    }
+    if (opening->origin == rank) return oh_error(opening->result, "%s", opening->text);
+    return oh_error(opening->result, "rank %d: %s", opening->origin, opening->text);
+}
+
+static void hand_over(const oh_opening *opening, oh_mesh *mesh_out) {
+    memset(mesh_out, 0, sizeof *mesh_out);
+    mesh_out->rank = opening->plan->rank;
+    mesh_out->world_size = opening->plan->world_size;
+    for (int i = 0; i < ONEHOP_MAX_RANKS; i++) {
+        mesh_out->sockets[i] = opening->links[i].fd;
+        mesh_out->pidfds[i] = opening->links[i].pidfd;
+        mesh_out->processes[i] = opening->links[i].process;
+    }
+    mesh_out->processes[mesh_out->rank] = opening->hello.process;
+    oh_log(ONEHOP_LOG_INFO, "rank %d: group \"%s\" of %d ranks is open", mesh_out->rank,
+           opening->plan->label, mesh_out->world_size);
+}
+
+static onehop_result run(oh_opening *opening, oh_mesh *mesh_out) {
+    while (opening->state == OH_GATHERING || opening->state == OH_READY) {
+        /* Looked at before the sockets: what came before the deadline counts. */
+        bool late = oh_clock_ns() >= opening->deadline_ns;
+        wait_and_serve(opening, connect_due(opening));
+        advance(opening);
+        if (late && (opening->state == OH_GATHERING || opening->state == OH_READY))
+            fail_for_missing(opening);
+    }
+    oh_guests_close(opening);
+    if (opening->state == OH_FAILED && !opening->verdict && opening->plan->rank > 0 &&
+        opening->links[0].state == OH_LINK_MEMBER)
+        await_verdict(opening);
+    if (opening->state == OH_FAILED) return fail_all(opening);
+    hand_over(opening, mesh_out);
+    return ONEHOP_OK;
+}
+
+onehop_result oh_mesh_open(const oh_mesh_plan *plan, oh_mesh *mesh_out) {
+    oh_opening *opening =
+        calloc(1, sizeof *opening); /* 20 KiB, too much for some threads' stacks */
+    if (!opening) return oh_error(ONEHOP_ERR_MEMORY, "no memory to open a group");
+    onehop_result result = begin(opening, plan);
+    if (!result) result = run(opening, mesh_out);
+    free(opening);
+    return result;
+}

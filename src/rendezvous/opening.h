@@ -1,0 +1,139 @@
+/* Inside of opening a mesh; see mesh.h for the protocol. Files:
+ *   mesh_listen.c  names, listening, finding out who holds a name that is taken
+ *   mesh_guests.c  accepted connections that have not said who they are
+ *   mesh_links.c   the connection to each peer: connecting, greeting, notices
+ *   mesh_open.c    the loop, the decision, the way out
+ *
+ * Anybody on the machine can connect to an abstract socket. So nothing a connection does, or fails
+ * to do, before it has proved to be a rank can harm the group: other users are dropped at once,
+ * garbage when it is seen, silence costs one of OH_GUESTS places, of which the oldest is given up
+ * when all are taken. A rank dropped that way by bad luck sees the end before an answer and
+ * connects again. */
+#ifndef OH_OPENING_H
+#define OH_OPENING_H
+
+#include "rendezvous/group.h"
+#include "rendezvous/mesh.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#define OH_GUESTS       64
+#define OH_HELLO_MAGIC  0x6f6c6c6548486e6full
+#define OH_NOTICE_MAGIC 0x656369746f4e6e6full
+
+/* The first thing both sides send. The size, and the place of the members up to `name`, are fixed
+ * for all versions, so that different versions can tell each other apart. */
+typedef struct oh_hello {
+    uint64_t magic;
+    uint32_t major, minor;
+    int32_t rank, world_size;
+    oh_id128 name, process, boot;
+    uint64_t netns;
+    uint8_t reserved[48];
+} oh_hello;
+
+_Static_assert(sizeof(oh_hello) == 128, "a hello has a fixed size");
+
+typedef enum oh_notice_kind {
+    OH_NOTICE_READY = 1,  /* to rank 0: all my peers are known, my listener is closed */
+    OH_NOTICE_COMMIT = 2, /* from rank 0: the group exists */
+    OH_NOTICE_FAIL = 3,   /* result and sentence; from rank 0 it is the verdict */
+} oh_notice_kind;
+
+typedef struct oh_notice {
+    uint64_t magic;
+    int32_t kind;
+    int32_t result;
+    int32_t origin; /* rank that decided the failure */
+    char text[492];
+} oh_notice;
+
+_Static_assert(sizeof(oh_notice) == 512, "a notice has a fixed size");
+
+typedef enum oh_link_state {
+    OH_LINK_ABSENT,   /* no connection; lower ranks are tried at retry_ns */
+    OH_LINK_GREETING, /* connected, our hello sent, theirs awaited */
+    OH_LINK_MEMBER,   /* known; notices may come */
+} oh_link_state;
+
+typedef struct oh_link {
+    oh_link_state state;
+    int fd, pidfd;
+    uint64_t retry_ns;
+    unsigned backoff_us;
+    bool ready; /* rank 0: READY has come */
+    oh_id128 process;
+    size_t fill; /* bytes of the inbox */
+    union {
+        oh_hello hello;
+        oh_notice notice;
+    } inbox;
+} oh_link;
+
+typedef struct oh_guest {
+    int fd; /* -1: free place */
+    uint64_t order;
+    size_t fill;
+    oh_hello hello;
+} oh_guest;
+
+typedef enum oh_opening_state {
+    OH_GATHERING, /* peers are being found */
+    OH_READY,     /* READY sent; only rank 0 is listened to, it decides */
+    OH_COMMITTED,
+    OH_FAILED,
+} oh_opening_state;
+
+typedef struct oh_opening {
+    const oh_mesh_plan *plan;
+    oh_opening_state state;
+    uint64_t deadline_ns;
+    oh_hello hello; /* ours */
+    int listener;
+    uint64_t guests_seen;
+    onehop_result result; /* of state FAILED */
+    int origin;
+    char text[492];
+    bool verdict;      /* the failure is rank 0's word */
+    long duplicate;    /* process that claimed our rank as well and was refused; 0: none */
+    long foreign_user; /* user that holds a name we tried to reach; -1: none */
+    oh_link links[ONEHOP_MAX_RANKS];
+    oh_guest guests[OH_GUESTS];
+} oh_opening;
+
+/* Result of a step of reading. */
+typedef enum oh_read {
+    OH_READ_ENDED,
+    OH_READ_PARTIAL,
+    OH_READ_COMPLETE,
+} oh_read;
+
+/* mesh_open.c */
+void oh_opening_fail(oh_opening *opening, int origin, onehop_result result, const char *text);
+
+/* mesh_listen.c */
+socklen_t oh_mesh_address(const oh_mesh_plan *plan, int rank, struct sockaddr_un *address_out);
+int oh_mesh_socket(void);
+bool oh_mesh_same_user(int fd, long *user_out, long *pid_out);
+oh_read oh_mesh_read(int fd, void *buffer, size_t size, size_t *fill);
+bool oh_mesh_write(int fd, const void *bytes, size_t size); /* whole or not at all */
+bool oh_mesh_valid_hello(const oh_opening *opening, const oh_hello *hello);
+onehop_result oh_mesh_listen(oh_opening *opening);
+
+/* mesh_guests.c */
+void oh_guests_init(oh_opening *opening);
+void oh_guests_accept(oh_opening *opening);
+void oh_guest_serve(oh_opening *opening, oh_guest *guest);
+void oh_guests_close(oh_opening *opening);
+
+/* mesh_links.c */
+void oh_link_connect(oh_opening *opening, int rank);
+void oh_link_join(oh_opening *opening, int rank, int fd, const oh_hello *hello);
+/* Reads one message at most. `peer_ended`: nothing more will come than is there now. ENDED means
+ * that a member's connection is at its end. */
+oh_read oh_link_serve(oh_opening *opening, int rank, bool peer_ended);
+void oh_link_notify(oh_opening *opening, int rank, oh_notice_kind kind);
+
+#endif

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Installs the build into a scratch prefix and uses it as a stranger would: compiles the header as C99,
+C11, C++11 and C++17 with -Wall -Wextra -pedantic -Werror, links through pkg-config and through
+find_package(onehop), runs what was linked, and looks at soname, exported symbols and needed libraries.
+
+    check_install.py --build DIR [--cc CC] [--cmake CMAKE]
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+# What the library may need at run time: the C library and its parts.
+LIBC = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d+|ld-linux.*\.so\.\d+")
+
+
+class Steps:
+    def __init__(self):
+        self.passed = self.failed = self.skipped = 0
+
+    def check(self, name, problem):
+        """Counts one step; `problem` is empty, or says what is wrong."""
+        if problem:
+            self.failed += 1
+            print(f"  FAIL  {name}\n{problem}")
+        else:
+            self.passed += 1
+            print(f"  ok    {name}")
+        return not problem
+
+    def run(self, name, command, **options):
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+        return self.check(name, "" if done.returncode == 0 else f"{' '.join(command)}\n{done.stdout}")
+
+    def skip(self, name, why):
+        self.skipped += 1
+        print(f"  SKIP  {name}: {why}")
+
+
+def output(*command):
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def find_one(root, name):
+    found = [os.path.join(d, name) for d, _, files in os.walk(root) if name in files]
+    if len(found) != 1:
+        sys.exit(f"{name}: {len(found)} found under {root}")
+    return found[0]
+
+
+def check_header(steps, cc, cxx, prefix):
+    strict = ["-Wall", "-Wextra", "-pedantic", "-Werror", f"-I{prefix}/include", "-fsyntax-only"]
+    source = os.path.join(HERE, "consumer.c")
+    for standard in "c99", "c11":
+        steps.run(f"header as {standard}", [cc, f"-std={standard}", *strict, source])
+    for standard in "c++11", "c++17":
+        if cxx:
+            steps.run(f"header as {standard}", [cxx, f"-std={standard}", *strict, "-x", "c++", source])
+        else:
+            steps.skip(f"header as {standard}", "no C++ compiler")
+
+
+def check_library(steps, prefix):
+    library = find_one(prefix, "libonehop.so")
+    if not shutil.which("readelf") or not shutil.which("nm"):
+        steps.skip("soname and symbols", "no binutils")
+        return
+    dynamic = output("readelf", "-dW", library)
+    soname = re.search(r"SONAME.*\[(.*)\]", dynamic)
+    wrong = "" if soname and soname.group(1) == "libonehop.so.0" else "expected libonehop.so.0"
+    steps.check("soname", wrong)
+    needed = re.findall(r"NEEDED.*\[(.*)\]", dynamic)
+    steps.check("needs only the C library", " ".join(n for n in needed if not LIBC.fullmatch(n)))
+
+    symbols = {line.split()[-1] for line in output("nm", "-D", "--defined-only", library).splitlines()}
+    exported = {s.split("@")[0] for s in symbols} - {"ONEHOP_0"}
+    steps.check("every symbol has its version", " ".join(s for s in symbols if "@" not in s and s != "ONEHOP_0"))
+    with open(f"{prefix}/include/onehop.h", encoding="utf-8") as file:
+        header = re.sub(r"/\*.*?\*/|^[ \t]*#(\\\n|[^\n])*$", "", file.read(), flags=re.DOTALL | re.MULTILINE)
+    declared = set(re.findall(r"ONEHOP_API\s[^;]*?\b(onehop_\w+)\(", header))
+    steps.check("every declared function is exported", " ".join(sorted(declared - exported)))
+    steps.check("nothing else is exported", " ".join(sorted(exported - declared)))
+
+
+def check_pkg_config(steps, cc, prefix, scratch):
+    pkg_config = shutil.which("pkg-config") or shutil.which("pkgconf")
+    if not pkg_config:
+        steps.skip("pkg-config", "not installed")
+        return
+    pc = find_one(prefix, "onehop.pc")
+    environment = dict(os.environ, PKG_CONFIG_PATH=os.path.dirname(pc))
+    flags = subprocess.run([pkg_config, "--cflags", "--libs", "onehop"], env=environment, text=True,
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if not steps.check("pkg-config finds onehop", flags.stdout if flags.returncode else ""):
+        return
+    program = f"{scratch}/by_pkg_config"
+    command = [cc, "-std=c11", os.path.join(HERE, "consumer.c"), "-o", program, *flags.stdout.split()]
+    if steps.run("link through pkg-config", command):
+        libraries = os.path.dirname(find_one(prefix, "libonehop.so"))
+        steps.run("run it", [program], env=dict(os.environ, LD_LIBRARY_PATH=libraries))
+
+
+def check_package(steps, cc, cmake, prefix, scratch):
+    build = f"{scratch}/by_package"
+    configure = [cmake, "-S", HERE, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_C_COMPILER={cc}"]
+    if steps.run("find_package(onehop)", configure) and steps.run("link through it", [cmake, "--build", build]):
+        steps.run("run it", [f"{build}/consumer"])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", required=True)
+    parser.add_argument("--cc", default=os.environ.get("CC", "cc"))
+    parser.add_argument("--cmake", default="cmake")
+    args = parser.parse_args()
+    cxx = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+
+    steps = Steps()
+    with tempfile.TemporaryDirectory(prefix="onehop-install-") as scratch:
+        # Installed in one place and moved to another: nothing may depend on where it was put.
+        first, prefix = f"{scratch}/first", f"{scratch}/prefix"
+        if steps.run("cmake --install", [args.cmake, "--install", args.build, "--prefix", first]):
+            os.rename(first, prefix)
+            headers = [f for _, _, files in os.walk(f"{prefix}/include") for f in files]
+            steps.check("one header", "" if headers == ["onehop.h"] else " ".join(headers))
+            check_header(steps, args.cc, cxx, prefix)
+            check_library(steps, prefix)
+            check_pkg_config(steps, args.cc, prefix, scratch)
+            check_package(steps, args.cc, args.cmake, prefix, scratch)
+            command = f"{prefix}/bin/onehop"
+            if os.path.exists(command):
+                steps.run("the installed command runs", [command, "--help"])
+    print(f"{steps.passed} passed, {steps.failed} failed, {steps.skipped} skipped")
+    return 1 if steps.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+"""Checks the layer law of docs/design.md.
+
+    base < device < {rendezvous, storage, kernels} < comm < ops, with cli, examples and tests on top
+
+A file includes only its own layer and those below; rendezvous, storage and kernels never include each
+other; the command and the examples know only onehop.h and their own files; CUDA headers appear only
+under src/device/cuda and in src/kernels/prim_cuda.h; what becomes a GPU kernel includes no system header;
+file names are unique; only src/base/env.c reads the environment.
+
+    check_layers.py [ROOT]         checks the tree (default: the one this script lies in)
+    check_layers.py --self-test    plants violations in a scratch tree and wants each of them caught
+"""
+
+import os
+import re
+import sys
+import tempfile
+
+LEVEL = {"base": 0, "device": 1, "rendezvous": 2, "storage": 2, "kernels": 2, "comm": 3, "ops": 4}
+# They know onehop.h, files of their own folder, and the layers named here.
+USERS = {"cli": (), "examples": ()}
+TOP = "tests"  # may include anything
+TREES = ("include", "src", "examples", "tests")
+CODE = (".c", ".h", ".def", ".cu", ".S")
+SAME_NAME_OK = {"CMakeLists.txt", "README.md", "run.sh", "__init__.py", "conftest.py"}
+CUDA = re.compile(r"(cuda|cu[A-Z]|nvrtc|nvml|nvtx|nccl|nv/|crt/|cooperative_groups|mma\.h|sm_\d|vector_types|"
+                  r"driver_types|device_launch|math_constants|builtin_types)")
+CUDA_ALLOWED = ("src/device/cuda/", "src/kernels/prim_cuda.h", "tests/cuda/", "tests/gpu/")
+COMMENT_OR_STRING = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"\n]+)"|<([^>\n]+)>|(\w+))', re.MULTILINE)
+
+
+def without_comments(text):
+    """Comments become blanks of the same number of lines; strings stay."""
+    def blank(match):
+        token = match.group()
+        return token if token[0] == '"' else "\n" * token.count("\n") or " "
+    return COMMENT_OR_STRING.sub(blank, text)
+
+
+class Tree:
+    def __init__(self, root):
+        self.root = root
+        self.problems = []
+        self.text = {}  # path relative to root -> source without comments
+        for tree in TREES:
+            for folder, _, names in os.walk(os.path.join(root, tree)):
+                for name in names:
+                    if name.endswith(CODE):
+                        path = os.path.join(folder, name)
+                        with open(path, encoding="utf-8") as file:
+                            self.text[os.path.relpath(path, root)] = without_comments(file.read())
+
+    def complain(self, path, match, message):
+        line = self.text[path].count("\n", 0, match.start()) + 1 if match else 1
+        self.problems.append(f"{path}:{line}: {message}")
+
+    def resolve(self, path, name):
+        """The file of the tree that `#include "name"` in `path` means, or None."""
+        for folder in os.path.dirname(path), "src", "include", "tests", "tests/support":
+            found = os.path.normpath(os.path.join(folder, name))
+            if found in self.text:
+                return found
+        return None
+
+    def includes(self, path):
+        """(match, name, quoted, target in the tree or None) of each include. `#include MACRO` names its macro's
+        default, if the file defines one."""
+        for match in INCLUDE.finditer(self.text[path]):
+            quoted, system, macro = match.groups()
+            if macro:
+                default = re.search(rf'#\s*define\s+{macro}\s+"([^"\n]+)"', self.text[path])
+                quoted = default.group(1) if default else None
+                if not quoted:
+                    continue
+            name = quoted or system
+            yield match, name, bool(quoted), self.resolve(path, name)
+
+
+def layer(path):
+    parts = path.split(os.sep)
+    return parts[1] if parts[0] == "src" else parts[0]
+
+
+def may_include(path, target):
+    """Empty if the law allows it, else the reason why not."""
+    here, there = layer(path), layer(target)
+    if there == "include" or here == TOP:
+        return ""
+    if here in USERS:
+        own = os.path.dirname(path) == os.path.dirname(target) or there in USERS[here]
+        return "" if own else f"{here} may include only {', '.join(('onehop.h', *USERS[here]))} and its own files"
+    if here == there:
+        return ""
+    if there not in LEVEL:
+        return f"{here} may not include {there}"
+    if LEVEL[there] == LEVEL[here]:
+        return f"{here} and {there} never include each other"
+    return f"{here} is below {there}" if LEVEL[there] > LEVEL[here] else ""
+
+
+def check_includes(tree):
+    for path in sorted(tree.text):
+        if path.startswith("src") and layer(path) not in LEVEL and layer(path) not in USERS:
+            tree.complain(path, None, f"src/{layer(path)} is no layer")
+            continue
+        cuda_allowed = path.startswith(CUDA_ALLOWED)
+        for match, name, quoted, target in tree.includes(path):
+            if target:
+                reason = may_include(path, target)
+                if reason:
+                    tree.complain(path, match, f"includes {name}: {reason}")
+            elif CUDA.match(os.path.basename(name)) or CUDA.match(name):
+                if not cuda_allowed:
+                    tree.complain(path, match, f"CUDA header {name} outside src/device/cuda")
+            elif quoted:
+                tree.complain(path, match, f"includes {name}, which is not in the tree")
+
+
+def check_kernel_sources(tree):
+    """NVRTC has no system headers: nothing that kernels.c reaches includes one, but in the halves of prim.h."""
+    start = "src/kernels/kernels.c"
+    todo, seen = [start] if start in tree.text else [], set()
+    while todo:
+        path = todo.pop()
+        if path in seen or re.search(r"/prim_(host|cuda)", path):
+            continue
+        seen.add(path)
+        for match, name, _, target in tree.includes(path):
+            if target:
+                todo.append(target)
+            else:
+                tree.complain(path, match, f"kernel source includes {name}, which NVRTC does not have")
+
+
+def check_names(tree):
+    seen = {}
+    for path in sorted(tree.text):
+        name = os.path.basename(path)
+        if name in seen and name not in SAME_NAME_OK:
+            tree.complain(path, None, f"same name as {seen[name]}")
+        seen[name] = path
+
+
+def check_environment(tree):
+    for path, text in sorted(tree.text.items()):
+        if path == "src/base/env.c" or layer(path) == TOP:
+            continue
+        for match in re.finditer(r"\b(secure_getenv|getenv|environ)\b\s*[([;]|\b(setenv|putenv|unsetenv)\s*\(", text):
+            reads = match.group(1)
+            if not reads and layer(path) in USERS:
+                continue  # the command may set the variables of the ranks it forks
+            tree.complain(path, match, "only src/base/env.c reads the environment" if reads
+                          else "the library never changes the environment")
+
+
+def check(root):
+    tree = Tree(root)
+    for rule in check_includes, check_kernel_sources, check_names, check_environment:
+        rule(tree)
+    return tree
+
+
+# Each: what it plants, the file, its text, and a word of the complaint it must cause ("" for none).
+PLANTED = (
+    ("base reaches up", "src/base/a.c", '#include "device/device.h"\n', "base is below device"),
+    ("device reaches comm", "src/device/host/b.c", '#include "comm/comm.h"\n', "device is below comm"),
+    ("by a relative path", "src/base/c.c", '#include "../ops/ops.h"\n', "base is below ops"),
+    ("kernels and storage", "src/kernels/d.c", '#include "storage/storage.h"\n', "never include each other"),
+    ("storage and rendezvous", "src/storage/e.c", '# include "rendezvous/rendezvous.h"\n', "never include"),
+    ("command uses internals", "src/cli/f.c", '#include "base/base.h"\n', "only onehop.h"),
+    ("example uses internals", "examples/x/g.c", '#include "comm/comm.h"\n', "only onehop.h"),
+    ("library uses the command", "src/ops/h.c", '#include "cli/cli.h"\n', "may not include cli"),
+    ("library uses tests", "src/ops/i.c", '#include "tests/support/harness.h"\n', "not in the tree"),
+    ("CUDA header in storage", "src/storage/j.c", "#include <cuda.h>\n", "CUDA header"),
+    ("CUDA header in kernels", "src/kernels/k.h", "#include <cuda_bf16.h>\n", "CUDA header"),
+    ("system header in a kernel", "src/kernels/kernels.c", "#include <stdint.h>\n", "NVRTC does not have"),
+    ("missing file", "src/comm/l.c", '#include "comm/gone.h"\n', "not in the tree"),
+    ("same name twice", "src/ops/comm.h", "\n", "same name as src/comm/comm.h"),
+    ("getenv in comm", "src/comm/m.c", 'const char *s = getenv("ONEHOP_LOG");\n', "reads the environment"),
+    ("setenv in ops", "src/ops/n.c", 'int x = setenv("A", "b", 1);\n', "never changes"),
+    ("unknown layer", "src/utils/o.c", "\n", "is no layer"),
+    ("all of it allowed", "src/ops/p.c", '#include <onehop.h>\n#include "comm/comm.h"\n#include "base/base.h"\n', ""),
+    ("getenv in env.c", "src/base/env.c", 'const char *s = getenv("ONEHOP_LOG");\n', ""),
+    ("only in a comment", "src/base/q.c", '/* #include "ops/ops.h"\n getenv(x) */\n// getenv(y)\n', ""),
+    ("CUDA where it may be", "src/device/cuda/r.c", "#include <cuda.h>\n", ""),
+    ("test uses internals", "tests/test_s.c", '#include "comm/comm.h"\n', ""),
+    ("command's own header", "src/cli/t.c", '#include "cli.h"\n#include <stdio.h>\n', ""),
+)
+
+
+def write(root, path, text):
+    path = os.path.join(root, path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def self_test():
+    failed = 0
+    for what, path, text, word in PLANTED:
+        with tempfile.TemporaryDirectory(prefix="onehop-layers-") as root:
+            for name in ("include/onehop.h", "src/base/base.h", "src/device/device.h", "src/storage/storage.h",
+                         "src/rendezvous/rendezvous.h", "src/comm/comm.h", "src/ops/ops.h", "src/cli/cli.h",
+                         "src/kernels/prim.h"):
+                write(root, name, "")
+            write(root, path, text)
+            problems = check(root).problems
+        good = (len(problems) == 1 and word in problems[0]) if word else not problems
+        failed += not good
+        print(f"  {'ok  ' if good else 'FAIL'}  {what}: {'; '.join(problems) or 'nothing found'}")
+    print(f"{len(PLANTED) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+def main():
+    if sys.argv[1:] == ["--self-test"]:
+        return self_test()
+    if len(sys.argv) > 2 or (len(sys.argv) == 2 and sys.argv[1].startswith("-")):
+        sys.exit(__doc__)
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    tree = check(sys.argv[1] if len(sys.argv) == 2 else here)
+    for problem in tree.problems:
+        print(problem)
+    print(f"layers: {len(tree.text)} files, {len(tree.problems)} violations")
+    return 1 if tree.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

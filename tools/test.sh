@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# tools/test.sh [PRESET [CTEST-ARGUMENT...]]: builds a preset and runs its tests; asan and tsan run those
+# labelled quick. Tests run one at a time unless CTEST_PARALLEL_LEVEL says otherwise: many have deadlines.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+preset=${1:-release}
+shift || true
+mode=test
+if [ "$preset" != release ]; then mode=sanitize; fi
+tools/bootstrap.sh $mode
+tools/build.sh "$preset"
+
+run=()
+# Some ThreadSanitizer runtimes cannot live with the kernel's address space randomisation.
+if [ "$preset" = tsan ] && setarch "$(uname -m)" -R true 2>/dev/null; then run=(setarch "$(uname -m)" -R); fi
+exec "${run[@]}" ctest --preset "$preset" "$@"
