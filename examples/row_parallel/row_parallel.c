@@ -1,18 +1,17 @@
 /* A tensor-parallel linear layer: y = x W with the rows of W split over 4 ranks.
  *
- * Rank r holds 256 of the 1024 rows of W and the matching columns of x. Its product is a partial sum of
- * all of y; one all-reduce adds the partial sums, and every rank has y. This is what an inference engine
- * does twice per transformer layer. Ranks are threads on the host here; processes and GPUs use the same
- * calls.
+ * Rank r holds 256 of the 1024 rows of W and the matching columns of x. Its product is a partial
+ * sum of all of y; one all-reduce adds the partial sums, and every rank has y. This is what an
+ * inference engine does twice per transformer layer. Ranks are threads on the host here; processes
+ * and GPUs use the same calls.
  *
- * The result is compared with the unsplit layer. They differ by rounding only, and by how much is known:
- * with u = 2^-24, g(n) = n u / (1 - n u) and A = sum of |x_k w_k|, a sum of n products in fp32, in whatever
- * order, is within g(n) A of the exact one. The unsplit sum has n = 1024; a term of the split one passes
- * through at most 256 + 3 roundings. So
- *     fp32: |split - unsplit| <= (g(1024) + g(259)) A.
- * In bfloat16, with v = 2^-8 and P = sum of |partial sums|, the partial sums are rounded once (v P) and the
- * result once (v (1 + v) P), and the fp32 additions between are lost in the slack of
- *     bf16: |split - unsplit| <= (g(1024) + g(259)) A + 2 v (1 + 2^-7) P. */
+ * The result is compared with the unsplit layer. They differ by rounding only, and by how much is
+ * known: with u = 2^-24, g(n) = n u / (1 - n u) and A = sum of |x_k w_k|, a sum of n products in
+ * fp32, in whatever order, is within g(n) A of the exact one. The unsplit sum has n = 1024; a term
+ * of the split one passes through at most 256 + 3 roundings. So fp32: |split - unsplit| <= (g(1024)
+ * + g(259)) A. In bfloat16, with v = 2^-8 and P = sum of |partial sums|, the partial sums are
+ * rounded once (v P) and the result once (v (1 + v) P), and the fp32 additions between are lost in
+ * the slack of bf16: |split - unsplit| <= (g(1024) + g(259)) A + 2 v (1 + 2^-7) P. */
 #include <onehop.h>
 
 #include <math.h>
@@ -21,8 +20,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RANKS = 4, ROWS = 16, INNER = 1024, COLUMNS = 512, SHARE = INNER / RANKS };
-enum { OUTPUTS = ROWS * COLUMNS };
+enum {
+    RANKS = 4,
+    ROWS = 16,
+    INNER = 1024,
+    COLUMNS = 512,
+    SHARE = INNER / RANKS
+};
+enum {
+    OUTPUTS = ROWS * COLUMNS
+};
 
 typedef struct rank_state {
     int rank;
@@ -138,8 +145,8 @@ int main(void) {
         for (int column = 0; column < COLUMNS; column++) w[k][column] = next_real(&state);
     multiply(unsplit, 0, INNER);
 
-    printf("row_parallel: y = x W, x [%d, %d], W [%d, %d] split by rows over %d ranks\n", ROWS, INNER,
-           INNER, COLUMNS, RANKS);
+    printf("row_parallel: y = x W, x [%d, %d], W [%d, %d] split by rows over %d ranks\n", ROWS,
+           INNER, INNER, COLUMNS, RANKS);
     if (onehop_group_open_local(RANKS, groups) != ONEHOP_OK) {
         fprintf(stderr, "row_parallel: %s\n", onehop_last_error());
         return 1;

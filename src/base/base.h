@@ -1,8 +1,9 @@
-/* What every layer may use: errors, log, environment, clock. Nothing here knows of ranks or devices.
+/* What every layer may use: errors, log, environment, clock. Nothing here knows of ranks or
+ * devices.
  *
- * Error idiom: the function that first decides the error calls oh_error and returns its value; callers
- * forward the value untouched. Cleanup: zero first, acquire in order, one teardown that accepts any
- * prefix. */
+ * Error idiom: the function that first decides the error calls oh_error and returns its value;
+ * callers forward the value untouched. Cleanup: zero first, acquire in order, one teardown that
+ * accepts any prefix. */
 #ifndef OH_BASE_H
 #define OH_BASE_H
 
@@ -21,8 +22,8 @@ onehop_result oh_error(onehop_result result, const char *format, ...)
 onehop_result oh_error_errno(onehop_result result, int errno_value, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* One line to the log function or stderr; nothing above the level in force. Keeps errno. Not for the
- * launch path. */
+/* One line to the log function or stderr; nothing above the level in force. Keeps errno. Not for
+ * the launch path. */
 void oh_log(onehop_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Reads ONEHOP_LOG again and refuses a value that is no level. To be called by whatever creates an
@@ -34,8 +35,8 @@ uint64_t oh_clock_ns(void);
 void oh_sleep_us(unsigned us);
 
 /* Every environment variable that onehop reads: X(id, name, type, default, meaning). `onehop info`
- * and docs/environment.md are made from this table; nothing else calls getenv. Types: ms, bytes, bool,
- * string, level. */
+ * and docs/environment.md are made from this table; nothing else calls getenv. Types: ms, bytes,
+ * bool, string, level. */
 #define OH_ENV_TABLE(X)                                                                            \
     X(NAME, "ONEHOP_NAME", "string", "", "name of the group, if the program gives none")           \
     X(TIMEOUT_MS, "ONEHOP_TIMEOUT_MS", "ms", "300000", "deadline of a call")                       \
@@ -58,7 +59,7 @@ typedef enum oh_env {
 #define OH_ENV_ENUM(id, name, type, default_text, meaning) OH_ENV_##id,
     OH_ENV_TABLE(OH_ENV_ENUM)
 #undef OH_ENV_ENUM
-        OH_ENV_COUNT
+    OH_ENV_COUNT
 } oh_env;
 
 typedef struct oh_env_row {
@@ -70,8 +71,8 @@ const oh_env_row *oh_env_describe(oh_env id);
 /* The variable's text, or NULL if it is unset or empty. */
 const char *oh_env_text(oh_env id);
 
-/* The variable as an integer in low..high; `fallback` if unset. Anything else is refused, naming the
- * variable, its value and what is accepted. */
+/* The variable as an integer in low..high; `fallback` if unset. Anything else is refused, naming
+ * the variable, its value and what is accepted. */
 onehop_result oh_env_integer(oh_env id, int64_t low, int64_t high, int64_t fallback,
                              int64_t *value_out);
 
@@ -79,9 +80,9 @@ onehop_result oh_env_integer(oh_env id, int64_t low, int64_t high, int64_t fallb
 onehop_result oh_env_word(oh_env id, const char *const *words, int fallback, int *index_out);
 
 /* Copies a config struct of any earlier or later version: its first member, struct_size, is the
- * caller's size, `known` is ours. Fields the caller's struct lacks become zero; fields that ours lacks
- * must be zero. struct_size of the copy is `known`. Refuses, with STRUCT_SIZE, sizes that no struct of
- * ours can have: under two words, not whole words, over 64 KiB. */
+ * caller's size, `known` is ours. Fields the caller's struct lacks become zero; fields that ours
+ * lacks must be zero. struct_size of the copy is `known`. Refuses, with STRUCT_SIZE, sizes that no
+ * struct of ours can have: under two words, not whole words, over 64 KiB. */
 onehop_result oh_config_copy(void *to, size_t known, const void *from, const char *type_name);
 
 /* 64-bit FNV-1a; start with OH_HASH_START. */

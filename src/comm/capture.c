@@ -19,6 +19,8 @@ onehop_result oh_capture_note(onehop_t *ctx, const oh_request *q, const oh_plan 
     c->dtype = (uint32_t)q->dtype;
     c->algorithm = (uint32_t)plan->choice.algorithm;
     c->source = (uint32_t)plan->choice.source;
+    c->blocks = plan->choice.blocks;
+    c->threads = plan->choice.threads;
     c->in_place = q->in == q->out;
     return ONEHOP_OK;
 }
@@ -46,11 +48,14 @@ static onehop_result compare(const oh_captured *a, size_t count, const oh_captur
     for (size_t i = 0; i < count; i++) {
         if (!memcmp(&a[i], &b[i], sizeof a[i])) continue;
         return oh_error(ONEHOP_ERR_MISMATCH,
-                        "captured call %zu is %llu x %s by %s%s on rank %d, but %llu x %s by %s%s on rank 0", i,
+                        "captured call %zu is %llu x %s by %s on %ux%u threads%s on rank %d, but %llu x %s by %s on "
+                        "%ux%u threads%s on rank 0", i,
                         (unsigned long long)a[i].count, onehop_dtype_name((onehop_dtype)a[i].dtype),
-                        onehop_algorithm_name((onehop_algorithm)a[i].algorithm), a[i].in_place ? " in place" : "",
-                        rank, (unsigned long long)b[i].count, onehop_dtype_name((onehop_dtype)b[i].dtype),
-                        onehop_algorithm_name((onehop_algorithm)b[i].algorithm), b[i].in_place ? " in place" : "");
+                        onehop_algorithm_name((onehop_algorithm)a[i].algorithm), a[i].blocks, a[i].threads,
+                        a[i].in_place ? " in place" : "", rank, (unsigned long long)b[i].count,
+                        onehop_dtype_name((onehop_dtype)b[i].dtype),
+                        onehop_algorithm_name((onehop_algorithm)b[i].algorithm), b[i].blocks, b[i].threads,
+                        b[i].in_place ? " in place" : "");
     }
     return ONEHOP_OK;
 }
@@ -80,12 +85,11 @@ onehop_result onehop_capture_begin(onehop_t *context) {
 onehop_result onehop_capture_end(onehop_t *context) {
     onehop_result result = check_end(context);
     if (result) return result;
-    context->capturing = false;
-    if (context->world == 1) return ONEHOP_OK;
-    if (!context->group)
+    if (context->world > 1 && !context->group)
         return oh_error(ONEHOP_ERR_STATE, "onehop_capture_end: this context was made by onehop_create_all; end all "
                                           "ranks' captures with onehop_capture_end_all");
-    return compare_by_group(context);
+    context->capturing = false;
+    return context->world == 1 ? ONEHOP_OK : compare_by_group(context);
 }
 
 /* The contexts of a call on all ranks: the whole group, in rank order. */

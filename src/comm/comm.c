@@ -37,6 +37,9 @@ static onehop_result check_config(const onehop_comm_config *c) {
 /* The timeout of the config, of the environment, or the default. */
 static onehop_result resolve_timeout(uint32_t given, uint32_t *out) {
     int64_t value = given;
+    if (given > OH_LONGEST_TIMEOUT_MS)
+        return oh_error(ONEHOP_ERR_ARGUMENT, "communicator: timeout_ms is %u, expected 1..2^31, or 0 for the default",
+                        given);
     onehop_result result =
         given ? ONEHOP_OK : oh_env_integer(OH_ENV_TIMEOUT_MS, 1, INT32_MAX, 300000, &value);
     if (!result) *out = (uint32_t)value;
@@ -88,6 +91,12 @@ static void fill_template(onehop_comm *comm, const onehop_comm_config *c, void *
         a->host_poll_argument = (uintptr_t)comm;
     }
     a->planes = comm->dispatch.planes;
+    a->phase_bytes = a->planes.slot_bytes * (oh_u64)c->world_size;
+    for (int k = 0; k < c->world_size - 1; k++) {
+        const int peer = (c->rank + 1 + k) % c->world_size, source = k + (k >= c->rank);
+        a->there[k] = a->slabs[peer] + a->planes.push + a->planes.slot_bytes * (oh_u64)c->rank;
+        a->from[k] = a->slabs[c->rank] + a->planes.push + a->planes.slot_bytes * (oh_u64)source;
+    }
     a->rank = (uint32_t)c->rank;
     a->world = (uint32_t)c->world_size;
     a->early_trigger = (c->flags & ONEHOP_FLAG_EARLY_TRIGGER) && c->ranks_per_device <= 1;
@@ -184,5 +193,6 @@ static int poll_peers(void *argument) {
     const uint64_t now = oh_clock_ns();
     if (!comm->group || now - comm->group_looked_ns < 1000000) return -1;
     comm->group_looked_ns = now;
-    return oh_rendezvous_lost_peer(comm->group);
+    const int gone = oh_rendezvous_lost_peer(comm->group);
+    return gone >= 0 && oh_comm_gone_for_long(comm) ? gone + OH_GONE_FOR_LONG : gone;
 }

@@ -15,6 +15,8 @@
 
 #include <pthread.h>
 
+#define OH_LONGEST_TIMEOUT_MS (1u << 31)
+
 struct onehop_comm {
     oh_device *device;
     bool owns_device;
@@ -26,8 +28,10 @@ struct onehop_comm {
     oh_function *functions; /* by kernel index */
     onehop_group *group;    /* to watch the peers; may be NULL */
     uint64_t group_looked_ns;
+    uint64_t gone_since_ns; /* atomic: when a peer was first seen gone, 0: never */
 
-    /* Streams of the last eager and the last captured call, to order calls that change streams. */
+    /* Streams of the last eager and the last captured call, to order calls that change streams. Ids are one more
+     * than the device's, which gives 0 to the stream NULL; 0: none yet. */
     onehop_stream_t eager_stream, captured_stream;
     uint64_t eager_id, captured_id;
 
@@ -70,6 +74,10 @@ onehop_result oh_comm_look(onehop_comm *comm);
 /* Watches peers' processes while work is in flight: marks a lost one on the own control page, so that the waiting
  * kernel ends. */
 void oh_comm_watch(onehop_comm *comm);
+
+/* A peer was seen gone. What it sent before may still be all that a running call needs; true once that is out of
+ * the question. */
+bool oh_comm_gone_for_long(onehop_comm *comm);
 
 /* Declares the communicator dead from outside a call and tells every rank. */
 void oh_comm_kill(onehop_comm *comm, uint32_t kind, int culprit);

@@ -181,10 +181,8 @@ onehop_device onehop_get_device(const onehop_t *context) {
 onehop_result onehop_get_stats(const onehop_t *context, onehop_stats *stats_out) {
     if (!context || !stats_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_get_stats: %s is NULL", context ? "stats_out" : "context");
-    memset(stats_out, 0, sizeof *stats_out);
-    if (!context->comm) return ONEHOP_OK;
-    *stats_out = context->comm->stats;
-    stats_out->rows_used = context->comm->rows_used;
+    *stats_out = context->comm ? context->comm->stats : context->alone;
+    if (context->comm) stats_out->rows_used = context->comm->rows_used;
     return ONEHOP_OK;
 }
 
@@ -219,7 +217,7 @@ onehop_result onehop_abort(onehop_t *context) {
 
 onehop_result onehop_set_timeout(onehop_t *context, uint32_t timeout_ms) {
     if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_set_timeout: context is NULL");
-    if (timeout_ms < 1 || timeout_ms > INT32_MAX)
-        return oh_error(ONEHOP_ERR_ARGUMENT, "onehop_set_timeout: %u ms, expected 1..2^31-1", timeout_ms);
+    if (timeout_ms < 1 || timeout_ms > OH_LONGEST_TIMEOUT_MS)
+        return oh_error(ONEHOP_ERR_ARGUMENT, "onehop_set_timeout: %u ms, expected 1..2^31", timeout_ms);
     return context->comm ? oh_comm_set_timeout(context->comm, timeout_ms) : ONEHOP_OK;
 }

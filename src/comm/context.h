@@ -37,7 +37,9 @@ typedef struct oh_captured {
     uint32_t dtype;
     uint32_t algorithm;
     uint32_t source;
+    uint32_t blocks, threads;
     uint32_t in_place;
+    uint32_t unused;
 } oh_captured;
 
 struct onehop {
@@ -56,6 +58,7 @@ struct onehop {
     void *local;
     void *host, *host_device;
     onehop_comm *comm; /* NULL in a group of one rank */
+    onehop_stats alone; /* of a group of one rank */
     oh_dispatch dispatch;
 
     bool capturing;

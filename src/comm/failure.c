@@ -5,6 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
+/* How long a call may go on after a peer was seen gone, for what the others still send each other. */
+#define OH_GONE_NS 200000000ull
+
 static onehop_result result_of(uint32_t kind) {
     switch (kind) {
     case OH_FAIL_TIMEOUT: return ONEHOP_ERR_TIMEOUT;
@@ -45,15 +48,17 @@ static void describe(const onehop_comm *comm, onehop_failure *f) {
     }
 }
 
-/* The first failure stays. */
-static void set_failure(onehop_comm *comm, onehop_failure *f) {
+/* The first failure stays; false if there was one. */
+static bool set_failure(onehop_comm *comm, onehop_failure *f) {
     pthread_mutex_lock(&comm->failure_lock);
-    if (!comm->failure.result) {
+    const bool first = !comm->failure.result;
+    if (first) {
         describe(comm, f);
         comm->failure = *f;
         __atomic_store_n(&comm->dead, 1, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&comm->failure_lock);
+    return first;
 }
 
 static onehop_result report(onehop_comm *comm) {
@@ -77,13 +82,16 @@ static void adopt_record(onehop_comm *comm, uint32_t kind) {
     set_failure(comm, &f);
 }
 
-onehop_result oh_comm_check(onehop_comm *comm) {
+static bool is_dead(onehop_comm *comm) {
     /* Pairs with the release in oh_conclude: the record is whole. */
     const uint32_t kind = __atomic_load_n(&comm->page->record.kind, __ATOMIC_ACQUIRE);
     const int dead = __atomic_load_n(&comm->dead, __ATOMIC_ACQUIRE);
-    if (!kind && !dead) return ONEHOP_OK;
-    if (!dead) adopt_record(comm, kind);
-    return report(comm);
+    if (kind && !dead) adopt_record(comm, kind);
+    return kind || dead;
+}
+
+onehop_result oh_comm_check(onehop_comm *comm) {
+    return is_dead(comm) ? report(comm) : ONEHOP_OK;
 }
 
 static uint64_t control_of(const onehop_comm *comm, int rank) {
@@ -132,7 +140,8 @@ void oh_comm_kill(onehop_comm *comm, uint32_t kind, int culprit) {
     f.peer = culprit;
     f.site = OH_SITE_OUTSIDE;
     f.epoch = last_epoch(comm);
-    set_failure(comm, &f);
+    /* One that is dead has told its peers already: a second verdict would have late ranks name another culprit. */
+    if (is_dead(comm) || !set_failure(comm, &f)) return;
     /* Calls in flight here end at their next slow look; the peers' find the verdict. */
     __atomic_store_n(&comm->page->abort, 1, __ATOMIC_RELAXED);
     const uint64_t verdict = OH_VERDICT(kind, culprit, f.epoch);
@@ -175,27 +184,45 @@ static int gone_peer(onehop_comm *comm) {
     return -1;
 }
 
-/* Is a call of this rank running right now? */
+/* Is a call of this rank running right now? Host paths raise busy; kernels run ahead of their epoch word. */
 static bool in_flight(onehop_comm *comm) {
-    uint64_t words[OH_LOCAL_EPOCHS / 8];
+    uint64_t words[sizeof(oh_local) / 8];
     oh_local head;
     if (oh_comm_load_u64s(comm, comm->args.local, words, OH_LENGTH(words))) return false;
     memcpy(&head, words, sizeof words);
-    return head.busy || head.started != head.finished;
+    return head.busy || head.running == OH_EPOCH_NEXT((uint32_t)head.epochs[0]);
 }
 
 static void mark_left(onehop_comm *comm, int rank) {
     oh_comm_store_u32(comm, OH_MEMBER(control_of(comm, comm->rank), oh_control, left[rank]), 1);
 }
 
-/* A peer that is gone may have sent all that a running call needs: that call decides, by its own wait. */
+/* The group shows one lost rank at a time, so a call that waits for another lost one would never hear of it. But
+ * a call that a peer has completed needs nothing more from anyone than is already sent: one that is still waiting
+ * this long after a peer was seen gone cannot complete. */
+bool oh_comm_gone_for_long(onehop_comm *comm) {
+    const uint64_t now = oh_clock_ns();
+    uint64_t since = 0;
+    /* Relaxed: the value stands for itself. */
+    __atomic_compare_exchange_n(&comm->gone_since_ns, &since, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return since && now - since > OH_GONE_NS;
+}
+
+/* A peer that is gone may have sent all that a running call needs: that call decides, by its own wait, at first. */
+static void go_on_without(onehop_comm *comm, int gone) {
+    if (oh_comm_gone_for_long(comm))
+        oh_comm_kill(comm, OH_FAIL_LOST, gone);
+    else
+        mark_left(comm, gone);
+}
+
 onehop_result oh_comm_look(onehop_comm *comm) {
     onehop_result result = oh_comm_check(comm);
     if (result) return result;
     adopt_verdicts(comm);
     const int gone = __atomic_load_n(&comm->dead, __ATOMIC_ACQUIRE) ? -1 : gone_peer(comm);
     if (gone >= 0 && in_flight(comm))
-        mark_left(comm, gone);
+        go_on_without(comm, gone);
     else if (gone >= 0)
         oh_comm_kill(comm, OH_FAIL_LOST, gone);
     return oh_comm_check(comm);
@@ -203,7 +230,7 @@ onehop_result oh_comm_look(onehop_comm *comm) {
 
 void oh_comm_watch(onehop_comm *comm) {
     const int lost = comm->group ? oh_rendezvous_lost_peer(comm->group) : -1;
-    if (lost >= 0) mark_left(comm, lost);
+    if (lost >= 0) go_on_without(comm, lost);
 }
 
 /* Polled: bare at first, since most waits are short, then with rests; the peers are looked at every millisecond. */

@@ -30,10 +30,10 @@ static onehop_result order_streams(onehop_comm *comm, onehop_stream_t stream, co
     onehop_stream_t *last = info->capturing ? &comm->captured_stream : &comm->eager_stream;
     uint64_t *last_id = info->capturing ? &comm->captured_id : &comm->eager_id;
     onehop_result result = ONEHOP_OK;
-    if (*last_id == info->id) return ONEHOP_OK;
+    if (*last_id == info->id + 1) return ONEHOP_OK;
     if (*last_id) result = comm->device->ops->stream_order(comm->device, *last, stream);
     *last = stream;
-    *last_id = info->id;
+    *last_id = info->id + 1;
     return result;
 }
 
@@ -48,6 +48,7 @@ onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_pl
     args.out = (uintptr_t)q->out;
     args.count = q->count;
     args.chunk_bytes = plan->chunk_bytes;
+    args.chunks = plan->choice.chunks;
     args.hash = hash_of(q, plan);
     args.dtype = (uint32_t)q->dtype;
     const oh_launch launch = {&comm->functions[plan->kernel], &args, sizeof args, plan->choice.blocks,

@@ -76,10 +76,8 @@ typedef struct oh_local {
     oh_u32 claim;       /* taken by the one thread that records the failure */
     oh_u64 deadline_ns; /* of a wait; data, so that it also holds for graphs captured before */
     oh_u32 running;     /* epoch of the call that started last */
-    oh_u32 started;     /* blocks of all calls started, wraps */
-    oh_u32 finished;    /* blocks of all calls finished, wraps */
     oh_u32 busy;        /* host paths: a call is running */
-    oh_u32 unused[56];
+    oh_u32 unused[58];
     /* Followed by one word per possible block: state << 32 | epoch of the last call. Nonzero state: dead. */
     oh_u64 epochs[1];
 } oh_local;

@@ -11,16 +11,26 @@
 #define OH_BF16 3u
 #define OH_ELEMENT_BYTES(dtype) ((dtype) == OH_F32 ? 4u : 2u)
 
+/* Added by an oh_host_poll to the rank it returns: gone for so long that no call can complete. */
+#define OH_GONE_FOR_LONG 256
+
 typedef struct oh_args {
     oh_u64 in, out;              /* addresses; equal or disjoint; element-aligned */
     oh_u64 count;                /* elements, at least 1 */
     oh_u64 slabs[OH_MAX_RANKS];  /* each rank's slab, as this rank's device sees it */
+    /* Push plane, slots of phase 0, k = 0..world-2; the other phase is phase_bytes further. This rank's slot on the
+     * k-th next rank: ranks load different links. And here the slot of the k-th source other than this rank, in
+     * rank order. */
+    oh_u64 there[OH_MAX_RANKS - 1];
+    oh_u64 from[OH_MAX_RANKS - 1];
+    oh_u64 phase_bytes;
     oh_u64 local;                /* oh_local */
     oh_u64 host;                 /* oh_host_page */
     oh_u64 host_poll;            /* host device: oh_host_poll and its argument, or 0 */
     oh_u64 host_poll_argument;
     oh_planes planes;
     oh_u64 chunk_bytes;          /* a message longer than this goes in chunks of this size */
+    oh_u64 chunks;
     oh_u32 rank, world;
     oh_u32 hash;                 /* of everything all ranks must agree on in this call */
     oh_u32 early_trigger;        /* trigger after own pushes; else after the last poll */
@@ -29,7 +39,7 @@ typedef struct oh_args {
 } oh_args;
 
 OH_STATIC_ASSERT(sizeof(oh_planes) == 72, planes);
-OH_STATIC_ASSERT(sizeof(oh_args) == 288, args);
+OH_STATIC_ASSERT(sizeof(oh_args) == 544, args);
 OH_STATIC_ASSERT(sizeof(oh_signature_line) == 128, line);
 OH_STATIC_ASSERT(sizeof(oh_control) == 4096 + 128 + 128 + 64, control);
 OH_STATIC_ASSERT(sizeof(oh_local) == OH_LOCAL_EPOCHS + 8, local);

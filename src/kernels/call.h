@@ -11,7 +11,9 @@
  * itself, 8 bytes are written at once. Reuse after two calls is covered by the credit rule itself.
  *
  * Overlap. The signature block swaps the call's epoch into local.running: finding its own epoch there means that
- * two grids read the same epoch words. And every block of the call before must have counted itself out. */
+ * two grids read the same epoch words. And every epoch word must be the last call's, or this call's already: an
+ * older one belongs to a block of the call before that has not ended. Off the critical path: asked before the
+ * peers' signatures are polled, looked at after. */
 #ifndef OH_CALL_H
 #define OH_CALL_H
 
@@ -45,7 +47,6 @@ OH_FN void oh_call_end(const oh_args *a, oh_grid g, oh_call_state c) {
     OH_NO_UNROLL
     for (b = g.block + g.thread * g.blocks; b < a->planes.max_blocks; b += g.blocks * g.threads)
         oh_st_relaxed_gpu_u64(oh_epoch_word(a, b), word);
-    if (g.thread == 0) oh_red_add_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, finished), 1);
 }
 
 OH_FN oh_u64 oh_signature_address(const oh_args *a, oh_u32 from, oh_u32 to, oh_u32 phase) {
@@ -64,8 +65,7 @@ OH_FN oh_u64 oh_signature_await(const oh_args *a, oh_u32 from, oh_u32 epoch, oh_
             v = oh_ld_relaxed_sys_u64(p);
             if ((oh_u32)v == epoch) return v;
         }
-        state = oh_wait_slow(a, state, looks_at_host, OH_SITE_SIGNATURE, (oh_i32)from, epoch, epoch,
-                             (oh_u32)v);
+        state = oh_wait_slow(a, state, OH_WAIT_FOR(OH_SITE_SIGNATURE, from, looks_at_host), epoch, epoch, (oh_u32)v);
         if (!state) return 0;
     }
 }
@@ -96,23 +96,26 @@ OH_FN void oh_signature_send(const oh_args *a, oh_call_state c, oh_u32 peer) {
                           (oh_u64)a->hash << 32 | c.epoch);
 }
 
+/* Number of epoch words that belong to neither the last call nor this one, among those this thread looks at. */
+OH_FN oh_u32 oh_stale_words(const oh_args *a, oh_grid g, oh_call_state c) {
+    oh_u32 b, stale = 0;
+    OH_NO_UNROLL
+    for (b = g.thread; b < a->planes.max_blocks; b += g.threads) {
+        const oh_u32 epoch = (oh_u32)oh_ld_relaxed_gpu_u64(oh_epoch_word(a, b));
+        stale += epoch != c.epoch && OH_EPOCH_NEXT(epoch) != c.epoch;
+    }
+    return stale;
+}
+
 /* The signature block: thread t serves peers t, t + threads, ... Returns nonzero if the communicator died. */
 OH_FN oh_u32 oh_signature_exchange(const oh_args *a, oh_grid g, oh_call_state c) {
-    oh_u32 r, dead = c.dead;
+    oh_u32 r, stale, running = 0, dead = c.dead;
     OH_NO_UNROLL
     for (r = g.thread; r < a->world; r += g.threads)
         if (r != a->rank) oh_signature_send(a, c, r);
-    if (g.thread == 0) {
-        const oh_u64 started = OH_MEMBER(a->local, oh_local, started);
-        const oh_u32 before = oh_ld_relaxed_gpu_u32(started);
-        const oh_u32 running = oh_exchange_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, running), c.epoch);
-        const oh_u32 finished = oh_ld_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, finished));
-        oh_st_relaxed_gpu_u32(started, before + g.blocks);
-        if (!dead && (running == c.epoch || finished != before)) {
-            oh_fail(a, OH_FAIL_OVERLAP, -1, OH_SITE_ENTRY, c.epoch, before, finished);
-            dead = 1;
-        }
-    }
+    if (g.thread == 0)
+        running = oh_exchange_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, running), c.epoch);
+    stale = oh_stale_words(a, g, c);
     OH_NO_UNROLL
     for (r = g.thread; r < a->world && !dead; r += g.threads) {
         oh_u64 v;
@@ -120,6 +123,10 @@ OH_FN oh_u32 oh_signature_exchange(const oh_args *a, oh_grid g, oh_call_state c)
         v = oh_signature_await(a, r, c.epoch, g.thread == 0);
         if (v && (oh_u32)(v >> 32) != a->hash) oh_signature_mismatch(a, c.epoch);
         if (!v || (oh_u32)(v >> 32) != a->hash) dead = 1;
+    }
+    if (!dead && (stale || running == c.epoch)) {
+        oh_fail(a, OH_FAIL_OVERLAP, -1, OH_SITE_ENTRY, c.epoch, running, stale);
+        dead = 1;
     }
     return dead;
 }

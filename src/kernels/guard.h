@@ -116,16 +116,25 @@ OH_SLOW_FN void oh_fail(const oh_args *a, oh_u32 kind, oh_i32 peer, oh_u32 site,
     oh_conclude(a, verdict, site, expected, seen);
 }
 
-/* One slow look of a wait for `peer`. Returns the wait's new state, or 0: give up, the communicator is dead.
- * `looks_at_host` is set for one thread of a block: host memory is far from a GPU. */
-OH_SLOW_FN oh_u64 oh_wait_slow(const oh_args *a, oh_u64 state, oh_i32 looks_at_host, oh_u32 site,
-                               oh_i32 peer, oh_u32 epoch, oh_u32 expected, oh_u32 seen) {
+/* What a wait waits for, in one word: few registers are free around a call. `looks_at_host` is set for one thread of
+ * a block: host memory is far from a GPU. */
+#define OH_WAIT_FOR(site, peer, looks_at_host) ((site) | (oh_u32)(peer) << 8 | (oh_u32)(looks_at_host) << 16)
+
+/* One slow look of a wait. Returns the wait's new state, or 0: give up, the communicator is dead. */
+OH_SLOW_FN oh_u64 oh_wait_slow(const oh_args *a, oh_u64 state, oh_u32 what, oh_u32 epoch, oh_u32 expected,
+                               oh_u32 seen) {
+    const oh_u32 site = what & 0xffu, looks_at_host = what >> 16;
+    const oh_i32 peer = (oh_i32)(what >> 8 & 0xffu);
     const oh_u64 now = oh_now_ns();
     const oh_u64 deadline = oh_ld_relaxed_gpu_u64(OH_MEMBER(a->local, oh_local, deadline_ns));
     const oh_i32 lost = oh_host_wait(a->host_poll, a->host_poll_argument);
     if (oh_stopped(a)) return 0;
     if (state == OH_LAST_CHANCE) {
         oh_fail(a, OH_FAIL_LOST, peer, site, epoch, expected, seen);
+        return 0;
+    }
+    if (lost >= OH_GONE_FOR_LONG) {
+        oh_fail(a, OH_FAIL_LOST, lost - OH_GONE_FOR_LONG, site, epoch, expected, seen);
         return 0;
     }
     if (looks_at_host && oh_ld_relaxed_sys_u32(OH_MEMBER(a->host, oh_host_page, abort))) {

@@ -88,7 +88,7 @@ static inline bool oh_await_signature(const oh_host_call *c, oh_u32 rank) {
             word = oh_ld_acquire_sys_u64(p);
             if ((oh_u32)word == c->epoch) return oh_signature_agrees(c, word);
         }
-        state = oh_wait_slow(c->a, state, 1, c->site, (oh_i32)rank, c->epoch, c->epoch, (oh_u32)word);
+        state = oh_wait_slow(c->a, state, OH_WAIT_FOR(c->site, rank, 1), c->epoch, c->epoch, (oh_u32)word);
         if (!state) return false;
     }
 }
@@ -105,7 +105,7 @@ static inline bool oh_await_progress(const oh_host_call *c, oh_u32 rank, oh_u32 
             if ((oh_u32)word == c->epoch && (oh_u32)(word >> 32) >= steps) return true;
         }
         if (!oh_signature_agrees(c, oh_ld_acquire_sys_u64(line))) return false;
-        state = oh_wait_slow(c->a, state, 1, c->site, (oh_i32)rank, c->epoch, steps, (oh_u32)(word >> 32));
+        state = oh_wait_slow(c->a, state, OH_WAIT_FOR(c->site, rank, 1), c->epoch, steps, (oh_u32)(word >> 32));
         if (!state) return false;
     }
 }

@@ -131,9 +131,6 @@ OH_FN oh_u64 oh_ld_relaxed_gpu_u64(oh_u64 p) {
 OH_FN void oh_st_relaxed_gpu_u64(oh_u64 p, oh_u64 v) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-OH_FN void oh_red_add_relaxed_gpu_u32(oh_u64 p, oh_u32 v) {
-    asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
 OH_FN void oh_fence_acq_rel_sys(void) {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 }

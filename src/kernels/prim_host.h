@@ -115,9 +115,6 @@ OH_FN oh_u64 oh_ld_relaxed_gpu_u64(oh_u64 p) {
 OH_FN void oh_st_relaxed_gpu_u64(oh_u64 p, oh_u64 v) {
     __atomic_store_n(OH_AT(oh_u64, p), v, __ATOMIC_RELAXED);
 }
-OH_FN void oh_red_add_relaxed_gpu_u32(oh_u64 p, oh_u32 v) {
-    __atomic_fetch_add(OH_AT(oh_u32, p), v, __ATOMIC_RELAXED);
-}
 /* ThreadSanitizer does not understand stand-alone fences (gcc refuses them): there the fence is a
  * read-modify-write of a dummy word, which orders no less on any machine it runs on. */
 OH_FN void oh_fence_acq_rel_sys(void) {
@@ -142,8 +139,8 @@ OH_FN oh_u64 oh_now_ns(void) {
 OH_FN void oh_rest(void) {
     oh_sleep_us(100);
 }
-/* Gives the core away; `poll`, if set, is an oh_host_poll that returns the lowest rank whose process is gone,
- * or -1. */
+/* Gives the core away; `poll`, if set, is an oh_host_poll that returns the lowest rank whose process is gone
+ * (plus OH_GONE_FOR_LONG, if so), or -1. */
 typedef int (*oh_host_poll)(void *argument);
 OH_FN oh_i32 oh_host_wait(oh_u64 poll, oh_u64 argument) {
     sched_yield();

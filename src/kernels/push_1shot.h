@@ -31,154 +31,163 @@
 #include "kernels/call.h"
 #include "kernels/unit.h"
 
-/* Slots of this call and chunk. */
-typedef struct oh_push_place {
-    oh_u64 mine;  /* this rank's landing area of source 0; source s is slot_bytes * s further */
-    oh_u64 there; /* what to add to a peer's slab for this rank's slot */
-} oh_push_place;
-
-OH_FN oh_push_place oh_push_place_of(const oh_args *a, oh_u32 world, oh_u32 phase, oh_u32 sub_slot) {
-    const oh_u64 plane = a->planes.push + a->planes.slot_bytes * world * phase + a->chunk_bytes * sub_slot;
-    oh_push_place p;
-    p.mine = a->slabs[a->rank] + plane;
-    p.there = plane + a->planes.slot_bytes * a->rank;
-    return p;
-}
-
-/* The next rank first, so that ranks load different links. */
-OH_FN void oh_push_unit(const oh_args *a, oh_u32 world, oh_u64 where, oh_unit v, oh_u32 dtype) {
+/* Stores a unit to this rank's slot on every peer; `there` is the offset from phase 0's slot. */
+OH_FN void oh_push_unit(const oh_args *a, oh_u64 there, oh_unit v, oh_u32 dtype, oh_u32 world) {
     const oh_unit clean = oh_sanitise(v, dtype);
-    oh_u32 step;
+    oh_u32 k;
     OH_UNROLL
-    for (step = 1; step < world; step++) {
-        oh_u32 peer = a->rank + step;
-        if (peer >= world) peer -= world;
-        oh_st_relaxed_sys_unit(a->slabs[peer] + where, clean);
-    }
+    for (k = 0; k + 1 < world; k++) oh_st_relaxed_sys_unit(a->there[k] + there, clean);
 }
 
-/* Loads one unit of every source at once, own value from registers, so that W-1 loads are in flight together. The
- * first source whose unit has not arrived, or -1. */
-OH_FN oh_i32 oh_look(const oh_args *a, oh_u64 mine, oh_unit own, oh_unit *v, oh_u32 world) {
+/* Sources other than this rank, in rank order: the j-th of them. */
+OH_FN oh_u32 oh_source(const oh_args *a, oh_u32 j) {
+    return j + (j >= a->rank);
+}
+
+/* Loads one unit of every source at once, so that W-1 loads are in flight together. The first that has not arrived,
+ * or -1. */
+OH_FN oh_i32 oh_look(const oh_args *a, oh_u64 at, oh_unit *v, oh_u32 world) {
     oh_i32 missing = -1;
-    oh_u32 s;
+    oh_u32 j;
     OH_UNROLL
-    for (s = 0; s < world; s++) {
-        v[s] = own;
-        if (s != a->rank) v[s] = oh_ld_relaxed_sys_unit(mine + a->planes.slot_bytes * s);
-    }
+    for (j = 0; j + 1 < world; j++)
+        v[j] = oh_ld_relaxed_sys_unit(a->from[j] + at);
     OH_UNROLL
-    for (s = 0; s < world; s++)
-        if (missing < 0 && s != a->rank && !oh_unit_arrived(v[s])) missing = (oh_i32)s;
+    for (j = 0; j + 1 < world; j++)
+        if (missing < 0 && !oh_unit_arrived(v[j])) missing = (oh_i32)j;
     return missing;
 }
 
+/* The sum in rank order, own value at its place. Two terms commute. */
+OH_FN oh_unit oh_sum_sources(const oh_args *a, const oh_unit *v, oh_unit own, oh_u32 dtype, oh_u32 world) {
+    oh_sum sum;
+    oh_u32 j;
+    if (world == 2) return oh_sum_rounded(oh_sum_add(oh_sum_of(own, dtype), v[0], dtype), dtype);
+    sum = oh_sum_of(a->rank == 0 ? own : v[0], dtype);
+    OH_UNROLL
+    for (j = 1; j < world; j++) {
+        oh_unit term = own;
+        if (j < a->rank && j + 1 < world) term = v[j + 1 < world ? j : 0];
+        if (j > a->rank) term = v[j - 1];
+        sum = oh_sum_add(sum, term, dtype);
+    }
+    return oh_sum_rounded(sum, dtype);
+}
+
+OH_FN void oh_rearm(const oh_args *a, oh_u64 at, oh_u32 world) {
+    oh_u32 j;
+    OH_UNROLL
+    for (j = 0; j + 1 < world; j++) oh_st_relaxed_sys_unit(a->from[j] + at, oh_unit_armed());
+}
+
 /* Polls all sources of one unit, sums, stores, re-arms; `world` constant. 0: the communicator died. */
-OH_FN oh_i32 oh_finish_unit(const oh_args *a, const oh_message *m, oh_u64 unit, oh_u64 mine, oh_unit own,
+OH_FN oh_i32 oh_finish_unit(const oh_args *a, const oh_message *m, oh_u32 unit, oh_u64 at, oh_unit own,
                             oh_u32 epoch, oh_i32 looks_at_host, oh_u32 dtype, oh_u32 world) {
     oh_unit v[OH_MAX_RANKS];
     oh_u64 state = 0;
-    oh_sum sum;
     oh_i32 missing;
-    oh_u32 s, n = 0;
+    oh_u32 n = 0;
     OH_NO_UNROLL
-    while ((missing = oh_look(a, mine, own, v, world)) >= 0) {
+    while ((missing = oh_look(a, at, v, world)) >= 0) {
         if (++n < OH_POLLS) continue;
         n = 0;
-        state = oh_wait_slow(a, state, looks_at_host, OH_SITE_PUSH_1SHOT, missing, epoch, 0, OH_SENTINEL);
+        state = oh_wait_slow(a, state, OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, oh_source(a, (oh_u32)missing), looks_at_host),
+                             epoch, 0, OH_SENTINEL);
         if (!state) return 0;
     }
-    sum = oh_sum_of(v[0], dtype);
-    OH_UNROLL
-    for (s = 1; s < world; s++) sum = oh_sum_add(sum, v[s], dtype);
-    oh_store_unit(m, unit, oh_sum_rounded(sum, dtype), dtype);
-    OH_UNROLL
-    for (s = 0; s < world; s++)
-        if (s != a->rank) oh_st_relaxed_sys_unit(mine + a->planes.slot_bytes * s, oh_unit_armed());
+    oh_store_unit(m, unit, oh_sum_sources(a, v, own, dtype, world), dtype);
+    oh_rearm(a, at, world);
     return 1;
 }
 
 /* Waits until a unit of one source has arrived. 0: the communicator died. */
-OH_FN oh_i32 oh_poll_unit(const oh_args *a, oh_u64 p, oh_u32 source, oh_u32 epoch, oh_i32 looks_at_host,
-                          oh_unit *v) {
+OH_FN oh_i32 oh_poll_unit(const oh_args *a, oh_u64 p, oh_u32 source, oh_u32 epoch, oh_i32 looks_at_host) {
     oh_u64 state = 0;
-    oh_u32 n;
-    for (;;) {
-        OH_NO_UNROLL
-        for (n = 0; n < OH_POLLS; n++) {
-            *v = oh_ld_relaxed_sys_unit(p);
-            if (oh_unit_arrived(*v)) return 1;
-        }
-        state = oh_wait_slow(a, state, looks_at_host, OH_SITE_PUSH_1SHOT, (oh_i32)source, epoch, 0,
+    oh_u32 n = 0;
+    OH_NO_UNROLL
+    while (!oh_unit_arrived(oh_ld_relaxed_sys_unit(p))) {
+        if (++n < OH_POLLS) continue;
+        n = 0;
+        state = oh_wait_slow(a, state, OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, source, looks_at_host), epoch, 0,
                              OH_SENTINEL);
         if (!state) return 0;
     }
+    return 1;
 }
 
-/* The same for any world size: one source after the other, nothing indexed by rank. */
-OH_FN oh_i32 oh_finish_unit_any(const oh_args *a, const oh_message *m, oh_u64 unit, oh_u64 mine, oh_unit own,
+/* The same for any world size: one source after the other, nothing indexed by rank. Waits for all, then reads again:
+ * a sum would not fit in registers beside a wait. */
+OH_FN oh_i32 oh_finish_unit_any(const oh_args *a, const oh_message *m, oh_u32 unit, oh_u64 at, oh_unit own,
                                 oh_u32 epoch, oh_i32 looks_at_host, oh_u32 dtype) {
-    oh_sum sum = oh_sum_of(own, dtype);
-    oh_u32 s;
+    oh_sum sum;
+    oh_u32 j;
     OH_NO_UNROLL
-    for (s = 0; s < a->world; s++) {
-        const oh_u64 p = mine + a->planes.slot_bytes * s;
-        oh_unit v = own;
-        if (s != a->rank) {
-            if (!oh_poll_unit(a, p, s, epoch, looks_at_host, &v)) return 0;
-            oh_st_relaxed_sys_unit(p, oh_unit_armed());
-        }
-        sum = s == 0 ? oh_sum_of(v, dtype) : oh_sum_add(sum, v, dtype);
+    for (j = 0; j + 1 < a->world; j++)
+        if (!oh_poll_unit(a, a->from[j] + at, oh_source(a, j), epoch, looks_at_host)) return 0;
+    sum = oh_sum_of(own, dtype);
+    OH_NO_UNROLL
+    for (j = 0; j + 1 < a->world; j++) {
+        const oh_unit v = oh_ld_relaxed_sys_unit(a->from[j] + at);
+        oh_st_relaxed_sys_unit(a->from[j] + at, oh_unit_armed());
+        /* Own value stands before source j if j is this rank's number, after all if there is no such j. */
+        if (j == a->rank && j > 0) sum = oh_sum_add(sum, own, dtype);
+        sum = j == 0 && a->rank > 0 ? oh_sum_of(v, dtype) : oh_sum_add(sum, v, dtype);
     }
+    if (j == a->rank) sum = oh_sum_add(sum, own, dtype);
     oh_store_unit(m, unit, oh_sum_rounded(sum, dtype), dtype);
     return 1;
 }
 
-/* One chunk of `units` units that begins at unit `base` of the message. Nonzero: the communicator is dead. */
-OH_FN oh_u32 oh_push_chunk(const oh_args *a, oh_grid g, const oh_message *m, oh_call_state c, oh_u64 base,
-                           oh_u32 units, oh_push_place place, oh_u32 dtype, oh_u32 world) {
+/* One chunk, of which this thread has units first, first + stride, ...; `own` is the first of them. The chunk lies
+ * `place` bytes from the begin of a slot of phase 0. Nonzero: the communicator is dead. */
+OH_FN oh_u32 oh_push_chunk(const oh_args *a, oh_grid g, const oh_message *m, oh_call_state c, oh_u64 place,
+                           oh_unit own, oh_u32 dtype, oh_u32 world) {
     const oh_u32 stride = (g.blocks - 1) * g.threads;
-    const oh_u32 ranks = world ? world : a->world;
-    oh_u32 i;
+    oh_u32 i = g.block * g.threads + g.thread;
     if (OH_PUSH_WHOLE_CHUNK)
-        for (i = g.block * g.threads + g.thread; i < units; i += stride)
-            oh_push_unit(a, ranks, place.there + OH_UNIT_BYTES * i, oh_load_unit(m, base + i, dtype), dtype);
+        for (; i < m->units; i += stride)
+            oh_push_unit(a, place + (oh_u64)i * OH_UNIT_BYTES, oh_load_unit(m, i, dtype), dtype,
+                         world ? world : a->world);
+    i = g.block * g.threads + g.thread;
     OH_NO_UNROLL
-    for (i = g.block * g.threads + g.thread; i < units; i += stride) {
-        const oh_unit own = oh_load_unit(m, base + i, dtype);
-        const oh_u64 mine = place.mine + OH_UNIT_BYTES * i;
+    while (i < m->units) {
+        const oh_u64 at = place + (oh_u64)i * OH_UNIT_BYTES;
         oh_i32 alive;
-        if (!OH_PUSH_WHOLE_CHUNK) oh_push_unit(a, ranks, place.there + OH_UNIT_BYTES * i, own, dtype);
+        if (!OH_PUSH_WHOLE_CHUNK) oh_push_unit(a, at, own, dtype, world ? world : a->world);
         if (a->early_trigger) oh_pdl_trigger();
         if (c.dead) return c.dead;
-        alive = world ? oh_finish_unit(a, m, base + i, mine, own, c.epoch, g.thread == 0, dtype, world)
-                      : oh_finish_unit_any(a, m, base + i, mine, own, c.epoch, g.thread == 0, dtype);
+        alive = world ? oh_finish_unit(a, m, i, at, own, c.epoch, g.thread == 0, dtype, world)
+                      : oh_finish_unit_any(a, m, i, at, own, c.epoch, g.thread == 0, dtype);
         if (!alive) return 1;
+        i += stride;
+        if (i < m->units) own = oh_load_unit(m, i, dtype);
     }
     return 0;
 }
 
-/* The kernel. `world` 0: the generic instance. The last block carries the signature. */
+/* The kernel. `world` 0: the generic instance. The last block carries the signature. The first unit is loaded
+ * before the epoch is looked at: the two loads take as long as one. */
 OH_FN void oh_push_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
-    const oh_message m = oh_message_of(a, dtype);
-    const oh_u32 chunk_units = (oh_u32)(a->chunk_bytes / OH_UNIT_BYTES);
+    const oh_u32 i = g.block * g.threads + g.thread;
+    oh_message m = oh_message_of(a, dtype, 0);
     oh_call_state c;
+    oh_unit own = oh_unit_armed();
     oh_pdl_wait();
-    c = oh_call_begin(a, g);
     if (g.block == g.blocks - 1) {
+        c = oh_call_begin(a, g);
         if (a->early_trigger) oh_pdl_trigger();
         c.dead = oh_signature_exchange(a, g, c);
     } else {
-        oh_u64 base;
-        oh_u32 chunk = 0;
-        for (base = 0; base < m.units; base += chunk_units, chunk++) {
-            const oh_u64 left = m.units - base;
-            const oh_u32 units = left < chunk_units ? (oh_u32)left : chunk_units;
-            const oh_push_place place =
-                oh_push_place_of(a, world ? world : a->world, c.phase, chunk & 1u);
-            if (chunk) oh_fence_acq_rel_sys();
-            c.dead = oh_push_chunk(a, g, &m, c, base, units, place, dtype, world);
-            if (c.dead) break;
+        oh_u64 phase, chunk = 0;
+        if (i < m.units) own = oh_load_unit(&m, i, dtype);
+        c = oh_call_begin(a, g);
+        phase = c.phase ? a->phase_bytes : 0;
+        for (;;) {
+            c.dead = oh_push_chunk(a, g, &m, c, phase + (chunk & 1 ? a->chunk_bytes : 0), own, dtype, world);
+            if (++chunk == a->chunks || c.dead) break;
+            m = oh_message_of(a, dtype, chunk);
+            if (i < m.units) own = oh_load_unit(&m, i, dtype);
+            oh_fence_acq_rel_sys();
         }
     }
     if (!a->early_trigger) oh_pdl_trigger();

@@ -7,27 +7,29 @@
 
 #include "kernels/args.h"
 
-/* The message in units, as one thread sees it. */
+/* One chunk of a message, in units. Chunks are below 4 GiB, so that bytes are counted in 32 bits. */
 typedef struct oh_message {
-    oh_u64 in, out;
-    oh_u64 bytes;
-    oh_u64 units; /* bytes / 16, rounded up */
-    oh_u64 whole; /* units before this one are loaded and stored 16 bytes at once */
+    oh_u64 in, out; /* addresses of the chunk */
+    oh_u32 bytes;   /* of the chunk */
+    oh_u32 units;   /* bytes / 16, rounded up */
+    oh_u32 whole;   /* units before this one are loaded and stored 16 bytes at once */
 } oh_message;
 
-OH_FN oh_message oh_message_of(const oh_args *a, oh_u32 dtype) {
+OH_FN oh_message oh_message_of(const oh_args *a, oh_u32 dtype, oh_u64 chunk) {
+    const oh_u64 first = chunk * a->chunk_bytes;
+    const oh_u64 left = a->count * OH_ELEMENT_BYTES(dtype) - first;
     oh_message m;
-    m.in = a->in;
-    m.out = a->out;
-    m.bytes = a->count * OH_ELEMENT_BYTES(dtype);
-    m.units = (m.bytes + (OH_UNIT_BYTES - 1)) / OH_UNIT_BYTES;
+    m.in = a->in + first;
+    m.out = a->out + first;
+    m.bytes = (oh_u32)(left < a->chunk_bytes ? left : a->chunk_bytes);
+    m.units = m.bytes / OH_UNIT_BYTES + (m.bytes % OH_UNIT_BYTES != 0);
     m.whole = ((a->in | a->out) & (OH_UNIT_BYTES - 1)) == 0 ? m.bytes / OH_UNIT_BYTES : 0;
     return m;
 }
 
 /* Element by element: unaligned, or the short last unit. `left` bytes of the message begin at the address. */
-OH_SLOW_FN oh_unit oh_load_elements(oh_u64 in, oh_u64 left, oh_u32 dtype) {
-    const oh_u32 bytes = left < OH_UNIT_BYTES ? (oh_u32)left : OH_UNIT_BYTES;
+OH_SLOW_FN oh_unit oh_load_elements(oh_u64 in, oh_u32 left, oh_u32 dtype) {
+    const oh_u32 bytes = left < OH_UNIT_BYTES ? left : OH_UNIT_BYTES;
     oh_unit v;
     oh_u32 i;
     for (i = 0; i < 4; i++) v.w[i] = 0;
@@ -43,8 +45,8 @@ OH_SLOW_FN oh_unit oh_load_elements(oh_u64 in, oh_u64 left, oh_u32 dtype) {
     return v;
 }
 
-OH_SLOW_FN void oh_store_elements(oh_u64 out, oh_u64 left, oh_unit v, oh_u32 dtype) {
-    const oh_u32 bytes = left < OH_UNIT_BYTES ? (oh_u32)left : OH_UNIT_BYTES;
+OH_SLOW_FN void oh_store_elements(oh_u64 out, oh_u32 left, oh_unit v, oh_u32 dtype) {
+    const oh_u32 bytes = left < OH_UNIT_BYTES ? left : OH_UNIT_BYTES;
     oh_u32 i;
     if (dtype == OH_F32) {
         OH_UNROLL
@@ -57,15 +59,17 @@ OH_SLOW_FN void oh_store_elements(oh_u64 out, oh_u64 left, oh_unit v, oh_u32 dty
     }
 }
 
-OH_FN oh_unit oh_load_unit(const oh_message *m, oh_u64 unit, oh_u32 dtype) {
-    if (unit < m->whole) return oh_ld_unit(m->in + unit * OH_UNIT_BYTES);
-    return oh_load_elements(m->in + unit * OH_UNIT_BYTES, m->bytes - unit * OH_UNIT_BYTES, dtype);
+OH_FN oh_unit oh_load_unit(const oh_message *m, oh_u32 unit, oh_u32 dtype) {
+    const oh_u64 first = (oh_u64)unit * OH_UNIT_BYTES;
+    if (unit < m->whole) return oh_ld_unit(m->in + first);
+    return oh_load_elements(m->in + first, m->bytes - unit * OH_UNIT_BYTES, dtype);
 }
-OH_FN void oh_store_unit(const oh_message *m, oh_u64 unit, oh_unit v, oh_u32 dtype) {
+OH_FN void oh_store_unit(const oh_message *m, oh_u32 unit, oh_unit v, oh_u32 dtype) {
+    const oh_u64 first = (oh_u64)unit * OH_UNIT_BYTES;
     if (unit < m->whole)
-        oh_st_unit(m->out + unit * OH_UNIT_BYTES, v);
+        oh_st_unit(m->out + first, v);
     else
-        oh_store_elements(m->out + unit * OH_UNIT_BYTES, m->bytes - unit * OH_UNIT_BYTES, v, dtype);
+        oh_store_elements(m->out + first, m->bytes - unit * OH_UNIT_BYTES, v, dtype);
 }
 
 /* Replaces words that look like the sentinel: two NaNs by two NaNs, one NaN by one. */

@@ -28,6 +28,14 @@ static onehop_result check_memory(const oh_request *q) {
     return ONEHOP_OK;
 }
 
+/* A call on no host stream runs to its end: made by the one thread that drives all ranks, it would wait for ever. */
+static onehop_result check_stream(const onehop_comm *comm, const onehop_t *ctx, onehop_stream_t stream) {
+    if (stream || !ctx || ctx->group || comm->dispatch.kind != ONEHOP_DEVICE_HOST) return ONEHOP_OK;
+    return oh_error(ONEHOP_ERR_STREAM,
+                    "all_reduce: stream is NULL, but the ranks of onehop_create_all are driven by one thread and "
+                    "need a host stream each");
+}
+
 static onehop_result check_call(const onehop_call *call, onehop_call *known) {
     return oh_config_copy(known, sizeof *known, call, "onehop_call");
 }
@@ -37,6 +45,7 @@ static onehop_result run(onehop_comm *comm, onehop_t *ctx, const oh_request *q) 
     oh_plan plan;
     bool captured = false;
     onehop_result result = check_memory(q);
+    if (!result) result = check_stream(comm, ctx, q->stream);
     if (!result) result = oh_comm_check(comm);
     if (!result)
         result = oh_dispatch_choose(&comm->dispatch, q->count * onehop_dtype_bytes(q->dtype), q->dtype, q->call, &plan);
@@ -63,8 +72,13 @@ static onehop_result copy_alone(onehop_t *ctx, const oh_request *q) {
     onehop_result result = check_memory(q);
     const size_t bytes = q->count * onehop_dtype_bytes(q->dtype);
     if (!result) result = oh_dispatch_choose(&ctx->dispatch, bytes, q->dtype, q->call, &plan);
-    if (result || q->in == q->out) return result;
-    return ctx->device->ops->copy_on_stream(ctx->device, q->out, q->in, bytes, q->stream);
+    if (!result && q->in != q->out)
+        result = ctx->device->ops->copy_on_stream(ctx->device, q->out, q->in, bytes, q->stream);
+    if (result) return result;
+    ctx->alone.calls++;
+    ctx->alone.bytes += bytes;
+    ctx->alone.calls_by[plan.choice.algorithm]++;
+    return ONEHOP_OK;
 }
 
 static onehop_result all_reduce(onehop_t *ctx, const oh_request *q) {

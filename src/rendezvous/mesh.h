@@ -9,8 +9,9 @@
  * So when an open returns success anywhere, nowhere a listener of that name is left, and the name
  * can be used again at once. And since one rank decides, success or failure is the same on all
  * ranks, also when deadlines expire at that moment; only the death of rank 0 between two COMMITs
- * can split it. A failing rank tells rank 0 (FAIL with a sentence) and waits a second for its
- * verdict, so that all report one cause.
+ * can split it. A rank that fails before it is ready tells rank 0 (FAIL with a sentence) and waits
+ * a second for its verdict, so that all report one cause. One that is ready sends nothing more: a
+ * COMMIT may be on its way, and the next thing in the stream must then be a frame.
  *
  * After that the sockets carry frames (exchange.c) and show the end of a peer (liveness.c). */
 #ifndef OH_MESH_H

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define OH_VERDICT_MS 1000 /* how long a failing rank waits for rank 0's word */
+#define OH_VERDICT_MS 1000 /* how long past its own end a rank waits for rank 0's word */
 
 /* The first cause is kept, except that rank 0's verdict replaces an own one. */
 void oh_opening_fail(oh_opening *opening, int origin, onehop_result result, const char *text) {
@@ -39,9 +39,16 @@ static onehop_result begin(oh_opening *opening, const oh_mesh_plan *plan) {
 
 /* ---- one turn of the loop -------------------------------------------------------------------- */
 
+/* A rank that has said READY may have been taken at its word: it leaves the decision to rank 0,
+ * which has a deadline of its own, and gives up only if rank 0 is silent long after. */
+static uint64_t end_ns(const oh_opening *opening) {
+    bool waits = opening->state == OH_READY && opening->plan->rank > 0;
+    return opening->deadline_ns + (waits ? OH_VERDICT_MS * 1000000ull : 0);
+}
+
 /* Lower ranks are connected to when their time has come; returns when the next is due. */
 static uint64_t connect_due(oh_opening *opening) {
-    uint64_t next = opening->deadline_ns;
+    uint64_t next = end_ns(opening);
     for (int i = 0; i < opening->plan->rank && opening->state == OH_GATHERING; i++) {
         oh_link *link = &opening->links[i];
         if (link->state == OH_LINK_ABSENT && link->retry_ns <= oh_clock_ns())
@@ -124,6 +131,7 @@ static void advance(oh_opening *opening) {
         oh_guests_accept(opening);
         oh_guests_close(opening);
         opening->state = OH_READY;
+        opening->said_ready = true;
         oh_link_notify(opening, 0, OH_NOTICE_READY);
     }
     if (opening->state == OH_READY && opening->plan->rank == 0) commit_if_all_ready(opening);
@@ -156,7 +164,13 @@ static void fail_for_missing(oh_opening *opening) {
 
 /* ---- the way out ----------------------------------------------------------------------------- */
 
-/* Asks rank 0, which may have another cause, or may even have committed before it knew of ours. */
+/* A notice to peers that may have committed would stand in the way of their first frame. None has
+ * if rank 0 says so, or if this rank's READY is lacking. */
+static bool may_tell(const oh_opening *opening) {
+    return opening->plan->rank == 0 || opening->verdict || !opening->said_ready;
+}
+
+/* Tells rank 0, and asks it: it may have another cause, of which all are to hear. */
 static void await_verdict(oh_opening *opening) {
     uint64_t deadline = oh_clock_ns() + OH_VERDICT_MS * 1000000ull;
     struct pollfd wait = {.fd = opening->links[0].fd, .events = POLLIN};
@@ -172,7 +186,7 @@ static void await_verdict(oh_opening *opening) {
 /* Everybody connected learns the cause; what was sent stays readable after the close. */
 static onehop_result fail_all(oh_opening *opening) {
     int rank = opening->plan->rank;
-    for (int i = rank == 0 ? 0 : 1; i < opening->plan->world_size; i++)
+    for (int i = rank == 0 ? 0 : 1; may_tell(opening) && i < opening->plan->world_size; i++)
         oh_link_notify(opening, i, OH_NOTICE_FAIL);
     for (int i = 0; i < opening->plan->world_size; i++) {
         if (opening->links[i].fd >= 0) close(opening->links[i].fd);
@@ -199,15 +213,16 @@ static void hand_over(const oh_opening *opening, oh_mesh *mesh_out) {
 static onehop_result run(oh_opening *opening, oh_mesh *mesh_out) {
     while (opening->state == OH_GATHERING || opening->state == OH_READY) {
         /* Looked at before the sockets: what came before the deadline counts. */
-        bool late = oh_clock_ns() >= opening->deadline_ns;
+        uint64_t now = oh_clock_ns();
         wait_and_serve(opening, connect_due(opening));
         advance(opening);
-        if (late && (opening->state == OH_GATHERING || opening->state == OH_READY))
+        if (now >= end_ns(opening) &&
+            (opening->state == OH_GATHERING || opening->state == OH_READY))
             fail_for_missing(opening);
     }
     oh_guests_close(opening);
-    if (opening->state == OH_FAILED && !opening->verdict && opening->plan->rank > 0 &&
-        opening->links[0].state == OH_LINK_MEMBER)
+    if (opening->state == OH_FAILED && may_tell(opening) && opening->plan->rank > 0 &&
+        !opening->verdict && opening->links[0].state == OH_LINK_MEMBER)
         await_verdict(opening);
     if (opening->state == OH_FAILED) return fail_all(opening);
     hand_over(opening, mesh_out);

@@ -96,6 +96,7 @@ typedef struct oh_opening {
     onehop_result result; /* of state FAILED */
     int origin;
     char text[492];
+    bool said_ready;
     bool verdict;      /* the failure is rank 0's word */
     long duplicate;    /* process that claimed our rank as well and was refused; 0: none */
     long foreign_user; /* user that holds a name we tried to reach; -1: none */

@@ -41,21 +41,17 @@ static onehop_result refuse_foreign(const oh_cuda_device *device, oh_cu_context 
                     (void *)context, ordinal, device->ordinal, (void *)device->context);
 }
 
-/* Asked once per stream: afterwards its id is among the known ones. */
-static onehop_result check_owner(oh_cuda_device *device, onehop_stream_t stream, uint64_t id) {
+static onehop_result check_owner(oh_cuda_device *device, onehop_stream_t stream) {
     oh_cu_context context = NULL;
     oh_cu_result result = oh_cu.cuStreamGetCtx(stream, &context);
     if (result != OH_CU_SUCCESS)
         return oh_cuda_error_as(ONEHOP_ERR_STREAM, result, "cuStreamGetCtx",
                                 "asking which context stream %p belongs to", (void *)stream);
-    if (context != device->context) return refuse_foreign(device, context);
-    atomic_store_explicit(&device->known_streams[id % OH_CUDA_KNOWN_STREAMS], id,
-                          memory_order_relaxed);
-    return ONEHOP_OK;
+    return context == device->context ? ONEHOP_OK : refuse_foreign(device, context);
 }
 
 /* Id 0 stands for the legacy stream and for an empty entry of the known ones; the driver's own ids
- * of other streams are never 0. */
+ * of other streams are never 0. The owner is asked once per stream: afterwards its id is known. */
 static onehop_result identify(oh_cuda_device *device, onehop_stream_t stream, uint64_t *id_out) {
     unsigned long long id = 0;
     if (is_legacy(stream)) {
@@ -71,7 +67,19 @@ static onehop_result identify(oh_cuda_device *device, onehop_stream_t stream, ui
                              memory_order_relaxed) == id &&
         id != 0)
         return ONEHOP_OK;
-    return check_owner(device, stream, id);
+    onehop_result error = check_owner(device, stream);
+    if (error == ONEHOP_OK)
+        atomic_store_explicit(&device->known_streams[id % OH_CUDA_KNOWN_STREAMS], id,
+                              memory_order_relaxed);
+    return error;
+}
+
+/* The driver tells no id of a stream that is being captured; its handle serves, since it lives at least
+ * as long as the capture. The top bit keeps it apart from ids. */
+static onehop_result identify_captured(oh_cuda_device *device, onehop_stream_t stream,
+                                       uint64_t *id_out) {
+    *id_out = (uint64_t)(uintptr_t)stream | 1ull << 63;
+    return check_owner(device, stream);
 }
 
 /* ---- capture
@@ -117,8 +125,10 @@ onehop_result oh_cuda_stream_info(oh_device *base, onehop_stream_t stream, oh_st
     bool pushed;
     onehop_result error = oh_cuda_push(device, &pushed); /* the special handles mean its streams */
     if (error != ONEHOP_OK) return error;
-    error = identify(device, stream, &info.id);
-    if (error == ONEHOP_OK) error = is_capturing(stream, &info.capturing);
+    error = is_capturing(stream, &info.capturing);
+    if (error == ONEHOP_OK)
+        error = info.capturing ? identify_captured(device, stream, &info.id)
+                               : identify(device, stream, &info.id);
     oh_cuda_pop(pushed);
     if (error == ONEHOP_OK) *out = info;
     return error;
