@@ -2,6 +2,8 @@
  * that are gone, abort. */
 #include "comm/comm.h"
 
+#include "kernels/guard.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -139,7 +141,7 @@ void oh_comm_kill(onehop_comm *comm, uint32_t kind, int culprit) {
     f.rank = comm->rank;
     f.peer = culprit;
     f.site = OH_SITE_OUTSIDE;
-    f.epoch = last_epoch(comm);
+    f.epoch = OH_EPOCH_NEXT(last_epoch(comm)); /* the call that runs or would be made */
     /* One that is dead has told its peers already: a second verdict would have late ranks name another culprit. */
     if (is_dead(comm) || !set_failure(comm, &f)) return;
     /* Calls in flight here end at their next slow look; the peers' find the verdict. */
@@ -152,11 +154,12 @@ void oh_comm_kill(onehop_comm *comm, uint32_t kind, int culprit) {
 /* A verdict on the own control page that no call of this rank has met yet. */
 static void adopt_verdicts(onehop_comm *comm) {
     uint64_t verdicts[OH_MAX_RANKS];
+    const uint32_t next = OH_EPOCH_NEXT(last_epoch(comm));
     if (oh_comm_load_u64s(comm, OH_MEMBER(control_of(comm, comm->rank), oh_control, verdicts), verdicts,
                           (size_t)comm->world))
         return;
     for (int r = 0; r < comm->world; r++) {
-        if (!verdicts[r]) continue;
+        if (!verdicts[r] || OH_VERDICT_IS_FOR_LATER(verdicts[r], next)) continue;
         onehop_failure f;
         memset(&f, 0, sizeof f);
         f.result = result_of(OH_VERDICT_KIND(verdicts[r]));
@@ -193,6 +196,17 @@ static bool in_flight(onehop_comm *comm) {
     return head.busy || head.running == OH_EPOCH_NEXT((uint32_t)head.epochs[0]);
 }
 
+/* Has the peer made the call that this rank will make next? Then it may have left after that. Signatures lie where
+ * OH_SIGNATURE_HOME says. */
+static bool made_next_call(onehop_comm *comm, int peer) {
+    const uint32_t epoch = OH_EPOCH_NEXT(last_epoch(comm));
+    const int home = comm->dispatch.kind == ONEHOP_DEVICE_HOST ? peer : comm->rank;
+    uint64_t word = 0;
+    if (oh_comm_load_u64s(comm, OH_MEMBER(control_of(comm, home), oh_control, lines[epoch & 1][peer].signature), &word, 1))
+        return false;
+    return (uint32_t)word == epoch;
+}
+
 static void mark_left(onehop_comm *comm, int rank) {
     oh_comm_store_u32(comm, OH_MEMBER(control_of(comm, comm->rank), oh_control, left[rank]), 1);
 }
@@ -223,7 +237,7 @@ onehop_result oh_comm_look(onehop_comm *comm) {
     const int gone = __atomic_load_n(&comm->dead, __ATOMIC_ACQUIRE) ? -1 : gone_peer(comm);
     if (gone >= 0 && in_flight(comm))
         go_on_without(comm, gone);
-    else if (gone >= 0)
+    else if (gone >= 0 && !made_next_call(comm, gone))
         oh_comm_kill(comm, OH_FAIL_LOST, gone);
     return oh_comm_check(comm);
 }

@@ -49,6 +49,10 @@ onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_pl
     args.count = q->count;
     args.chunk_bytes = plan->chunk_bytes;
     args.chunks = plan->choice.chunks;
+    const size_t bytes = q->count * onehop_dtype_bytes(q->dtype);
+    const size_t first = bytes < plan->chunk_bytes ? bytes : plan->chunk_bytes;
+    args.units = (uint32_t)((first + OH_UNIT_BYTES - 1) / OH_UNIT_BYTES);
+    args.whole = (args.in | args.out) % OH_UNIT_BYTES ? 0 : (uint32_t)(first / OH_UNIT_BYTES);
     args.hash = hash_of(q, plan);
     args.dtype = (uint32_t)q->dtype;
     const oh_launch launch = {&comm->functions[plan->kernel], &args, sizeof args, plan->choice.blocks,
@@ -56,9 +60,11 @@ onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_pl
     result = comm->device->ops->launch(comm->device, &launch);
     if (result) return result;
     comm->stats.calls++;
-    comm->stats.bytes += q->count * onehop_dtype_bytes(q->dtype);
+    comm->stats.bytes += bytes;
     comm->stats.calls_by[plan->choice.algorithm]++;
     if (captured_out) *captured_out = info.capturing;
-    /* A host call on no stream has run to its end by now. */
-    return q->stream ? ONEHOP_OK : oh_comm_check(comm);
+    /* A host call on no stream has run to its end by now, and has failed only if it has left a record: that a peer was
+     * seen to leave just after it, from another thread, is for the next call. */
+    if (q->stream || !__atomic_load_n(&comm->page->record.kind, __ATOMIC_ACQUIRE)) return ONEHOP_OK;
+    return oh_comm_check(comm);
 }

@@ -30,12 +30,13 @@ typedef struct oh_args {
     oh_u64 host_poll_argument;
     oh_planes planes;
     oh_u64 chunk_bytes;          /* a message longer than this goes in chunks of this size */
-    oh_u64 chunks;
+    oh_u32 chunks;
+    oh_u32 units;                /* of the first chunk: 16-byte units, the last may be short */
+    oh_u32 whole;                /* units at its begin that are loaded and stored 16 bytes at once */
     oh_u32 rank, world;
     oh_u32 hash;                 /* of everything all ranks must agree on in this call */
     oh_u32 early_trigger;        /* trigger after own pushes; else after the last poll */
     oh_u32 dtype;                /* for bodies that are not stamped per type */
-    oh_u32 unused;
 } oh_args;
 
 OH_STATIC_ASSERT(sizeof(oh_planes) == 72, planes);

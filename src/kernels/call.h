@@ -31,8 +31,8 @@ OH_FN oh_u64 oh_epoch_word(const oh_args *a, oh_u32 block) {
 
 /* `state` of the word is left in `dead` for the body to test after its first push: before it, the test costs
  * 0.17 us (two H200, graphs: docs/design.md). */
-OH_FN oh_call_state oh_call_begin(const oh_args *a, oh_grid g) {
-    const oh_u64 word = oh_ld_relaxed_gpu_u64(oh_epoch_word(a, g.block));
+OH_FN oh_call_state oh_call_begin(oh_u64 epoch_word) {
+    const oh_u64 word = oh_ld_relaxed_gpu_u64(epoch_word);
     oh_call_state c;
     c.epoch = OH_EPOCH_NEXT((oh_u32)word);
     c.phase = c.epoch & 1u;
@@ -40,9 +40,11 @@ OH_FN oh_call_state oh_call_begin(const oh_args *a, oh_grid g) {
     return c;
 }
 
+/* Reached by all threads of a block at one place: group_sync is a barrier. */
 OH_FN void oh_call_end(const oh_args *a, oh_grid g, oh_call_state c) {
     const oh_u64 word = (oh_u64)c.dead << 32 | c.epoch;
     oh_u32 b;
+    if (!a->early_trigger) oh_pdl_trigger();
     oh_group_sync();
     OH_NO_UNROLL
     for (b = g.block + g.thread * g.blocks; b < a->planes.max_blocks; b += g.blocks * g.threads)
@@ -96,26 +98,26 @@ OH_FN void oh_signature_send(const oh_args *a, oh_call_state c, oh_u32 peer) {
                           (oh_u64)a->hash << 32 | c.epoch);
 }
 
-/* Number of epoch words that belong to neither the last call nor this one, among those this thread looks at. */
-OH_FN oh_u32 oh_stale_words(const oh_args *a, oh_grid g, oh_call_state c) {
-    oh_u32 b, stale = 0;
-    OH_NO_UNROLL
-    for (b = g.thread; b < a->planes.max_blocks; b += g.threads) {
-        const oh_u32 epoch = (oh_u32)oh_ld_relaxed_gpu_u64(oh_epoch_word(a, b));
-        stale += epoch != c.epoch && OH_EPOCH_NEXT(epoch) != c.epoch;
-    }
-    return stale;
+/* Does an epoch word belong to neither the last call nor this one? */
+OH_FN oh_u32 oh_is_stale(oh_u32 epoch, oh_call_state c) {
+    return epoch != c.epoch && OH_EPOCH_NEXT(epoch) != c.epoch;
 }
 
-/* The signature block: thread t serves peers t, t + threads, ... Returns nonzero if the communicator died. */
+/* The signature block: thread t serves peers t, t + threads, ... Returns nonzero if the communicator died. What the
+ * guard against overlap reads is asked for first and looked at last, so that nothing waits for it. */
 OH_FN oh_u32 oh_signature_exchange(const oh_args *a, oh_grid g, oh_call_state c) {
-    oh_u32 r, stale, running = 0, dead = c.dead;
+    oh_u32 r, b, k, epochs[5], stale = 0, running = 0, dead = c.dead;
     OH_NO_UNROLL
     for (r = g.thread; r < a->world; r += g.threads)
         if (r != a->rank) oh_signature_send(a, c, r);
     if (g.thread == 0)
         running = oh_exchange_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, running), c.epoch);
-    stale = oh_stale_words(a, g, c);
+    OH_UNROLL
+    for (k = 0; k < 5; k++) {
+        b = g.thread + k * g.threads;
+        epochs[k] = c.epoch;
+        if (b < a->planes.max_blocks) epochs[k] = (oh_u32)oh_ld_relaxed_gpu_u64(oh_epoch_word(a, b));
+    }
     OH_NO_UNROLL
     for (r = g.thread; r < a->world && !dead; r += g.threads) {
         oh_u64 v;
@@ -124,11 +126,24 @@ OH_FN oh_u32 oh_signature_exchange(const oh_args *a, oh_grid g, oh_call_state c)
         if (v && (oh_u32)(v >> 32) != a->hash) oh_signature_mismatch(a, c.epoch);
         if (!v || (oh_u32)(v >> 32) != a->hash) dead = 1;
     }
+    OH_UNROLL
+    for (k = 0; k < 5; k++) stale += oh_is_stale(epochs[k], c);
+    OH_NO_UNROLL
+    for (b = g.thread + 5 * g.threads; b < a->planes.max_blocks; b += g.threads)
+        stale += oh_is_stale((oh_u32)oh_ld_relaxed_gpu_u64(oh_epoch_word(a, b)), c);
     if (!dead && (stale || running == c.epoch)) {
         oh_fail(a, OH_FAIL_OVERLAP, -1, OH_SITE_ENTRY, c.epoch, running, stale);
         dead = 1;
     }
     return dead;
+}
+
+/* All that the last block of a grid does. */
+OH_FN void oh_signature_block(const oh_args *a, oh_grid g, oh_u64 epoch_word) {
+    oh_call_state c = oh_call_begin(epoch_word);
+    if (a->early_trigger) oh_pdl_trigger();
+    c.dead = oh_signature_exchange(a, g, c);
+    oh_call_end(a, g, c);
 }
 
 #endif

@@ -22,9 +22,10 @@
 /* How long after a peer is seen gone its last stores may still be on their way, or unread by us. */
 #define OH_GRACE_NS 20000000ull
 
-/* State of a wait: 0 before the first slow look, then its time, or OH_LAST_CHANCE after the grace for a peer that
- * is gone. Scalars only, here and below: the address of a local variable would put it into local memory. */
-#define OH_LAST_CHANCE 1ull
+/* State of a wait: 0 before the first slow look, then its time; once the peer is seen gone OH_GONE and the time of
+ * that: the wait goes on polling, since what the peer sent last may be all that it needs. Scalars only, here and
+ * below: the address of a local variable would put it into local memory. */
+#define OH_GONE 0x8000000000000000ull
 
 OH_FN oh_u64 oh_control_of(const oh_args *a, oh_u32 rank) {
     return a->slabs[rank] + a->planes.control;
@@ -41,6 +42,22 @@ OH_SLOW_FN oh_u64 oh_verdict_found(const oh_args *a) {
     for (r = 0; r < a->world; r++) {
         const oh_u64 v = oh_ld_relaxed_sys_u64(OH_MEMBER(control, oh_control, verdicts[r]));
         if (v) return v;
+    }
+    return 0;
+}
+
+/* A loss found in a later call than `epoch`: who found it has completed this one, so all that this one needs was sent
+ * before; it may complete. */
+#define OH_VERDICT_IS_FOR_LATER(v, epoch)                                                          \
+    (OH_VERDICT_KIND(v) == OH_FAIL_LOST && (oh_i32)(OH_VERDICT_EPOCH(v) - (epoch)) > 0)
+
+/* True if a verdict on this rank's page ends the call. */
+OH_SLOW_FN oh_i32 oh_verdict_ends(const oh_args *a, oh_u32 epoch) {
+    const oh_u64 control = oh_control_of(a, a->rank);
+    oh_u32 r;
+    for (r = 0; r < a->world; r++) {
+        const oh_u64 v = oh_ld_relaxed_sys_u64(OH_MEMBER(control, oh_control, verdicts[r]));
+        if (v && !OH_VERDICT_IS_FOR_LATER(v, epoch)) return 1;
     }
     return 0;
 }
@@ -129,7 +146,7 @@ OH_SLOW_FN oh_u64 oh_wait_slow(const oh_args *a, oh_u64 state, oh_u32 what, oh_u
     const oh_u64 deadline = oh_ld_relaxed_gpu_u64(OH_MEMBER(a->local, oh_local, deadline_ns));
     const oh_i32 lost = oh_host_wait(a->host_poll, a->host_poll_argument);
     if (oh_stopped(a)) return 0;
-    if (state == OH_LAST_CHANCE) {
+    if (state & OH_GONE && now - (state ^ OH_GONE) > OH_GRACE_NS) {
         oh_fail(a, OH_FAIL_LOST, peer, site, epoch, expected, seen);
         return 0;
     }
@@ -141,15 +158,14 @@ OH_SLOW_FN oh_u64 oh_wait_slow(const oh_args *a, oh_u64 state, oh_u32 what, oh_u
         oh_fail(a, OH_FAIL_ABORTED, -1, site, epoch, expected, seen);
         return 0;
     }
-    if (oh_verdict_found(a) || oh_row_found(a) || (state && now - state > deadline)) {
+    if (oh_verdict_ends(a, epoch) || oh_row_found(a) || (state && !(state & OH_GONE) && now - state > deadline)) {
         oh_fail(a, OH_FAIL_TIMEOUT, peer, site, epoch, expected, seen);
         return 0;
     }
+    if (state & OH_GONE) return state;
     if (lost == peer ||
-        oh_ld_relaxed_sys_u32(OH_MEMBER(oh_control_of(a, a->rank), oh_control, left[peer]))) {
-        while (!oh_stopped(a) && oh_now_ns() - now < OH_GRACE_NS) oh_rest();
-        return OH_LAST_CHANCE;
-    }
+        oh_ld_relaxed_sys_u32(OH_MEMBER(oh_control_of(a, a->rank), oh_control, left[peer])))
+        return now | OH_GONE;
     return state ? state : now;
 }
 

@@ -3,5 +3,5 @@
 #include "kernels/push_1shot.h"
 
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
-    OH_KERNEL(onehop_##algorithm##_##type##_w##world, body, OH_##type, world##u, bound)
+    OH_KERNEL(onehop_##algorithm##_##type##_w##world, bound, body(a, g, OH_##type, world##u))
 #include "kernels/instances.def"

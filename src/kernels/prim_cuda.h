@@ -7,6 +7,9 @@
 #define OH_UNROLL _Pragma("unroll")
 #define OH_NO_UNROLL _Pragma("unroll 1")
 
+/* Keeps what rarely runs out of the way of what often does. */
+#define OH_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+
 /* Polls before a wait looks at clock, control page and host; bare, since a test inside the loop costs 0.1 us
  * a call (two H200, graphs, W=2: docs/design.md). */
 #define OH_POLLS 1024
@@ -32,9 +35,11 @@ OH_FN oh_grid oh_grid_here(void) {
     return g;
 }
 
-#define OH_KERNEL(name, body, dtype, world, bound)                                                 \
-    extern "C" __global__ void __launch_bounds__(bound) name(const __grid_constant__ oh_args args) {   \
-        body(&args, oh_grid_here(), dtype, world);                                                     \
+#define OH_KERNEL(name, bound, statement)                                                          \
+    extern "C" __global__ void __launch_bounds__(bound, 1) name(const __grid_constant__ oh_args args) { \
+        const oh_args *a = &args;                                                                  \
+        const oh_grid g = oh_grid_here();                                                          \
+        statement;                                                                                 \
     }
 
 /* ---- ordinary accesses: inputs, outputs -------------------------------------------------------
@@ -139,10 +144,14 @@ OH_FN void oh_fence_acq_rel_sys(void) {
 OH_FN void oh_group_sync(void) {
     __syncthreads();
 }
-/* Nothing that the previous kernel of the stream may still write is read before this. */
-OH_FN void oh_pdl_wait(void) {
+/* Nothing that the previous kernel of the stream may still write is read before this. The two addresses are ready
+ * when it returns: what can be computed before the wait should be. */
+OH_FN void oh_pdl_wait(oh_u64 *p, oh_u64 *q) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" : "+l"(*p), "+l"(*q)::"memory");
+#else
+    (void)p;
+    (void)q;
 #endif
 }
 OH_FN void oh_pdl_trigger(void) {

@@ -13,6 +13,8 @@
 #define OH_UNROLL
 #define OH_NO_UNROLL
 
+#define OH_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+
 /* After this many polls a wait yields the core: tests run 16 ranks on two cores. */
 #define OH_POLLS 64
 
@@ -23,10 +25,16 @@
  * reads cheaper than W-1 stores. */
 #define OH_SIGNATURE_HOME(from, to) ((void)(to), (from))
 
-#define OH_KERNEL(name, body, dtype, world, bound)                                                 \
-    void name(const void *args, oh_grid grid);                                                     \
-    void name(const void *args, oh_grid grid) {                                                    \
-        body((const oh_args *)args, grid, dtype, world);                                           \
+/* A GPU orders the kernels of a stream; the credit rule of the bodies rests on it. Here a fence on either side does:
+ * what earlier calls read and re-armed comes before what this call tells its peers, and what this call heard from
+ * them before what later calls write. (Free on x86; the host paths have release and acquire of their own.) */
+#define OH_KERNEL(name, bound, statement)                                                          \
+    void name(const void *args, oh_grid g);                                                        \
+    void name(const void *args, oh_grid g) {                                                       \
+        const oh_args *a = (const oh_args *)args;                                                  \
+        oh_fence_acq_rel_sys();                                                                    \
+        statement;                                                                                 \
+        oh_fence_acq_rel_sys();                                                                    \
     }
 
 #define OH_AT(type, p) ((type *)(uintptr_t)(p))
@@ -129,7 +137,9 @@ OH_FN void oh_fence_acq_rel_sys(void) {
 /* ---- group, time, launch chain ---------------------------------------------------------------- */
 OH_FN void oh_group_sync(void) {
 }
-OH_FN void oh_pdl_wait(void) {
+OH_FN void oh_pdl_wait(oh_u64 *p, oh_u64 *q) {
+    (void)p;
+    (void)q;
 }
 OH_FN void oh_pdl_trigger(void) {
 }

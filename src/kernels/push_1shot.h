@@ -80,10 +80,9 @@ OH_FN void oh_rearm(const oh_args *a, oh_u64 at, oh_u32 world) {
     for (j = 0; j + 1 < world; j++) oh_st_relaxed_sys_unit(a->from[j] + at, oh_unit_armed());
 }
 
-/* Polls all sources of one unit, sums, stores, re-arms; `world` constant. 0: the communicator died. */
-OH_FN oh_i32 oh_finish_unit(const oh_args *a, const oh_message *m, oh_u32 unit, oh_u64 at, oh_unit own,
-                            oh_u32 epoch, oh_i32 looks_at_host, oh_u32 dtype, oh_u32 world) {
-    oh_unit v[OH_MAX_RANKS];
+/* Waits for all sources of one unit, however long. 0: the communicator died. */
+OH_FN oh_i32 oh_await_unit(const oh_args *a, oh_u64 at, oh_unit *v, oh_u32 epoch, oh_i32 looks_at_host,
+                           oh_u32 world) {
     oh_u64 state = 0;
     oh_i32 missing;
     oh_u32 n = 0;
@@ -95,8 +94,6 @@ OH_FN oh_i32 oh_finish_unit(const oh_args *a, const oh_message *m, oh_u32 unit, 
                              epoch, 0, OH_SENTINEL);
         if (!state) return 0;
     }
-    oh_store_unit(m, unit, oh_sum_sources(a, v, own, dtype, world), dtype);
-    oh_rearm(a, at, world);
     return 1;
 }
 
@@ -117,13 +114,15 @@ OH_FN oh_i32 oh_poll_unit(const oh_args *a, oh_u64 p, oh_u32 source, oh_u32 epoc
 
 /* The same for any world size: one source after the other, nothing indexed by rank. Waits for all, then reads again:
  * a sum would not fit in registers beside a wait. */
-OH_FN oh_i32 oh_finish_unit_any(const oh_args *a, const oh_message *m, oh_u32 unit, oh_u64 at, oh_unit own,
-                                oh_u32 epoch, oh_i32 looks_at_host, oh_u32 dtype) {
+OH_FN oh_i32 oh_finish_unit_any(const oh_args *a, const oh_message *m, oh_u32 unit, oh_u64 at, oh_u32 epoch,
+                                oh_i32 looks_at_host, oh_u32 dtype) {
+    oh_unit own;
     oh_sum sum;
     oh_u32 j;
     OH_NO_UNROLL
     for (j = 0; j + 1 < a->world; j++)
         if (!oh_poll_unit(a, a->from[j] + at, oh_source(a, j), epoch, looks_at_host)) return 0;
+    own = oh_load_unit(m, unit, dtype);
     sum = oh_sum_of(own, dtype);
     OH_NO_UNROLL
     for (j = 0; j + 1 < a->world; j++) {
@@ -138,59 +137,88 @@ OH_FN oh_i32 oh_finish_unit_any(const oh_args *a, const oh_message *m, oh_u32 un
     return 1;
 }
 
-/* One chunk, of which this thread has units first, first + stride, ...; `own` is the first of them. The chunk lies
- * `place` bytes from the begin of a slot of phase 0. Nonzero: the communicator is dead. */
-OH_FN oh_u32 oh_push_chunk(const oh_args *a, oh_grid g, const oh_message *m, oh_call_state c, oh_u64 place,
-                           oh_unit own, oh_u32 dtype, oh_u32 world) {
-    const oh_u32 stride = (g.blocks - 1) * g.threads;
-    oh_u32 i = g.block * g.threads + g.thread;
-    if (OH_PUSH_WHOLE_CHUNK)
-        for (; i < m->units; i += stride)
-            oh_push_unit(a, place + (oh_u64)i * OH_UNIT_BYTES, oh_load_unit(m, i, dtype), dtype,
-                         world ? world : a->world);
-    i = g.block * g.threads + g.thread;
+/* Waits for one unit, sums, stores, re-arms. The own value is loaded last: the output has not overwritten it yet. 0:
+ * the communicator died. */
+OH_FN oh_i32 oh_finish_unit(const oh_args *a, const oh_message *m, oh_u32 unit, oh_u64 at, oh_u32 epoch,
+                            oh_i32 looks_at_host, oh_u32 dtype, oh_u32 world) {
+    oh_unit v[OH_MAX_RANKS], own;
+    if (!world) return oh_finish_unit_any(a, m, unit, at, epoch, looks_at_host, dtype);
+    if (!oh_await_unit(a, at, v, epoch, looks_at_host, world)) return 0;
+    own = oh_load_unit(m, unit, dtype);
+    oh_store_unit(m, unit, oh_sum_sources(a, v, own, dtype, world), dtype);
+    oh_rearm(a, at, world);
+    return 1;
+}
+
+/* What is left of a call for one thread: units i, i + stride, ... of the first chunk and all of the others; any
+ * alignment, any wait. `pushed`: unit i is on its way already. Nonzero: the communicator is dead. */
+OH_FN oh_u32 oh_push_rest(const oh_args *a, oh_grid g, oh_u32 epoch, oh_u32 i, oh_u32 pushed, oh_u32 dtype,
+                          oh_u32 world) {
+    const oh_u32 stride = (g.blocks - 1) * g.threads, ranks = world ? world : a->world;
+    oh_u32 chunk;
     OH_NO_UNROLL
-    while (i < m->units) {
-        const oh_u64 at = place + (oh_u64)i * OH_UNIT_BYTES;
-        oh_i32 alive;
-        if (!OH_PUSH_WHOLE_CHUNK) oh_push_unit(a, at, own, dtype, world ? world : a->world);
-        if (a->early_trigger) oh_pdl_trigger();
-        if (c.dead) return c.dead;
-        alive = world ? oh_finish_unit(a, m, i, at, own, c.epoch, g.thread == 0, dtype, world)
-                      : oh_finish_unit_any(a, m, i, at, own, c.epoch, g.thread == 0, dtype);
-        if (!alive) return 1;
-        i += stride;
-        if (i < m->units) own = oh_load_unit(m, i, dtype);
+    for (chunk = 0; chunk < a->chunks; chunk++) {
+        const oh_message m = oh_message_of(a, dtype, chunk);
+        const oh_u64 place = (epoch & 1 ? a->phase_bytes : 0) + (chunk & 1 ? a->chunk_bytes : 0);
+        oh_u32 u;
+        if (chunk) {
+            oh_fence_acq_rel_sys();
+            i = g.block * g.threads + g.thread;
+        }
+        if (OH_PUSH_WHOLE_CHUNK)
+            for (u = i; u < m.units; u += stride)
+                oh_push_unit(a, place + (oh_u64)u * OH_UNIT_BYTES, oh_load_unit(&m, u, dtype), dtype, ranks);
+        OH_NO_UNROLL
+        for (u = i; u < m.units; u += stride) {
+            const oh_u64 at = place + (oh_u64)u * OH_UNIT_BYTES;
+            if (!OH_PUSH_WHOLE_CHUNK && !pushed) oh_push_unit(a, at, oh_load_unit(&m, u, dtype), dtype, ranks);
+            pushed = 0;
+            if (!oh_finish_unit(a, &m, u, at, epoch, g.thread == 0, dtype, world)) return 1;
+        }
     }
     return 0;
 }
 
-/* The kernel. `world` 0: the generic instance. The last block carries the signature. The first unit is loaded
- * before the epoch is looked at: the two loads take as long as one. */
+/* The kernel. `world` 0: the generic instance. The last block carries the signature.
+ *
+ * The fast path is kept short, since a small call lasts as long as its instructions take: whole units of the first
+ * chunk that arrive within OH_POLLS looks. No function is called there, so registers stay free. All else is left to
+ * oh_push_rest. The first unit is loaded together with the epoch, the next one while this one is on its way. */
 OH_FN void oh_push_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
-    const oh_u32 i = g.block * g.threads + g.thread;
-    oh_message m = oh_message_of(a, dtype, 0);
+    const oh_u32 whole = OH_PUSH_WHOLE_CHUNK || !world ? 0 : a->whole;
+    const oh_u32 stride = (g.blocks - 1) * g.threads;
+    oh_u32 i = g.block * g.threads + g.thread, pushed = 0, n;
+    oh_u64 in = a->in + (oh_u64)i * OH_UNIT_BYTES, epoch_word = oh_epoch_word(a, g.block);
+    oh_unit own = oh_unit_armed(), next = own, v[OH_MAX_RANKS];
     oh_call_state c;
-    oh_unit own = oh_unit_armed();
-    oh_pdl_wait();
+    oh_pdl_wait(&in, &epoch_word);
     if (g.block == g.blocks - 1) {
-        c = oh_call_begin(a, g);
-        if (a->early_trigger) oh_pdl_trigger();
-        c.dead = oh_signature_exchange(a, g, c);
-    } else {
-        oh_u64 phase, chunk = 0;
-        if (i < m.units) own = oh_load_unit(&m, i, dtype);
-        c = oh_call_begin(a, g);
-        phase = c.phase ? a->phase_bytes : 0;
-        for (;;) {
-            c.dead = oh_push_chunk(a, g, &m, c, phase + (chunk & 1 ? a->chunk_bytes : 0), own, dtype, world);
-            if (++chunk == a->chunks || c.dead) break;
-            m = oh_message_of(a, dtype, chunk);
-            if (i < m.units) own = oh_load_unit(&m, i, dtype);
-            oh_fence_acq_rel_sys();
-        }
+        oh_signature_block(a, g, epoch_word);
+        return;
     }
-    if (!a->early_trigger) oh_pdl_trigger();
+    if (i < whole) own = oh_ld_unit(in);
+    c = oh_call_begin(epoch_word);
+    OH_NO_UNROLL
+    while (i < whole) {
+        const oh_u64 at = (c.phase ? a->phase_bytes : 0) + (oh_u64)i * OH_UNIT_BYTES;
+        oh_push_unit(a, at, own, dtype, world);
+        if (a->early_trigger) oh_pdl_trigger();
+        pushed = 1;
+        if (OH_UNLIKELY(c.dead)) break;
+        if (i + stride < whole) next = oh_ld_unit(a->in + (oh_u64)(i + stride) * OH_UNIT_BYTES);
+        n = 0;
+        OH_NO_UNROLL
+        while (oh_look(a, at, v, world) >= 0 && ++n < OH_POLLS) {
+        }
+        if (OH_UNLIKELY(n == OH_POLLS)) break;
+        oh_st_unit(a->out + (oh_u64)i * OH_UNIT_BYTES, oh_sum_sources(a, v, own, dtype, world));
+        oh_rearm(a, at, world);
+        pushed = 0;
+        i += stride;
+        own = next;
+    }
+    if (OH_UNLIKELY(!c.dead && (i < a->units || a->chunks > 1)))
+        c.dead = oh_push_rest(a, g, c.epoch, i, pushed, dtype, world);
     oh_call_end(a, g, c);
 }
 
