@@ -1,5 +1,5 @@
-/* What perf needs of a processor besides all-reduces: memory, streams, graphs, time stamps. Two back
- * ends, so that the timing loop has no case distinctions. Functions set onehop_last_error. */
+/* What perf needs of a processor besides all-reduces: memory, streams, graphs, time stamps. Two
+ * back ends, so that the timing loop has no case distinctions. Functions set onehop_last_error. */
 #ifndef OH_CLI_BACKEND_H
 #define OH_CLI_BACKEND_H
 
@@ -49,7 +49,8 @@ typedef struct perf_backend {
 extern const perf_backend backend_host;
 extern const perf_backend backend_cuda;
 
-/* GPUs of this machine and why there are none. Loads the driver: ask from a child before forking. */
+/* GPUs of this machine and why there are none. Loads the driver: ask from a child before forking.
+ */
 typedef struct cuda_census {
     int count;
     char reason[200];

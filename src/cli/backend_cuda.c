@@ -1,8 +1,8 @@
 /* GPUs as perf's processors, through the driver alone.
  *
- * The library's table of driver functions has what the library needs; what only this tool needs (capture,
- * graphs, time stamps) is looked up here. Every function pushes the rank's context if it is not current
- * and pops it again: one thread may drive all GPUs. */
+ * The library's table of driver functions has what the library needs; what only this tool needs
+ * (capture, graphs, time stamps) is looked up here. Every function pushes the rank's context if it
+ * is not current and pops it again: one thread may drive all GPUs. */
 #include "cli/backend.h"
 #include "device/device.h"
 #include "device/cuda/driver_api.h"
@@ -115,8 +115,8 @@ static onehop_result cuda_open(backend_rank *rank, onehop_device device, bool wi
         return oh_error(ONEHOP_ERR_NO_DEVICE, "there is no GPU %d", device.ordinal);
     pthread_once(&once, find_tool_functions);
     if (missing_symbol)
-        return oh_error(ONEHOP_ERR_UNSUPPORTED, "the driver has no %s; " OH_CU_MIN_TEXT " is needed",
-                        missing_symbol);
+        return oh_error(ONEHOP_ERR_UNSUPPORTED,
+                        "the driver has no %s; " OH_CU_MIN_TEXT " is needed", missing_symbol);
     cuda_rank *state = calloc(1, sizeof *state);
     if (!state) return oh_error(ONEHOP_ERR_MEMORY, "out of memory");
     rank->device = device;
@@ -176,8 +176,7 @@ static onehop_result cuda_copy_now(backend_rank *rank, void *to, const void *fro
 }
 
 static onehop_result cuda_fill(backend_rank *rank, void *to, int byte, size_t bytes) {
-    IN_CONTEXT(rank,
-               oh_cu.cuMemsetD8Async(address(to), (unsigned char)byte, bytes, rank->stream),
+    IN_CONTEXT(rank, oh_cu.cuMemsetD8Async(address(to), (unsigned char)byte, bytes, rank->stream),
                "cuMemsetD8Async");
     return cuda_wait(rank);
 }

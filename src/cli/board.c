@@ -6,13 +6,14 @@
 #include <sys/mman.h>
 
 enum {
-    SPINS = 200,                 /* about as long as a wake-up takes; then others may have the core */
-    YIELD_NS = 2 * 1000 * 1000,  /* then sleep, so that waiting ranks do not disturb a measurement */
+    SPINS = 200, /* about as long as a wake-up takes; then others may have the core */
+    YIELD_NS = 2 * 1000 * 1000, /* then sleep, so that waiting ranks do not disturb a measurement */
     ALIVE_NS = 10 * 1000 * 1000,
 };
 
 perf_board *board_create(void) {
-    void *memory = mmap(NULL, sizeof(perf_board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void *memory =
+        mmap(NULL, sizeof(perf_board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     return memory == MAP_FAILED ? NULL : memory;
 }
 
@@ -37,8 +38,8 @@ static void relax(uint64_t waited_ns, uint32_t round) {
         oh_sleep_us(100);
 }
 
-static onehop_result wait_for_generation(perf_board *board, uint32_t old, onehop_result (*alive)(void *),
-                                         void *user) {
+static onehop_result wait_for_generation(perf_board *board, uint32_t old,
+                                         onehop_result (*alive)(void *), void *user) {
     uint64_t start = 0, asked = 0;
     for (uint32_t round = 0;; round += round < SPINS) {
         /* Pairs with the release of the last arrival: rows written before the barrier are seen. */

@@ -1,6 +1,6 @@
-/* What the subcommands of the executable share. The tool is written on the public header; it reaches into
- * base/ and device/ only for what a program that uses onehop would take from elsewhere: GPU memory,
- * streams, events and graphs, and for what `info` reports. */
+/* What the subcommands of the executable share. The tool is written on the public header; it
+ * reaches into base/ and device/ only for what a program that uses onehop would take from
+ * elsewhere: GPU memory, streams, events and graphs, and for what `info` reports. */
 #ifndef OH_CLI_H
 #define OH_CLI_H
 

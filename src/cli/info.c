@@ -29,7 +29,8 @@ static void print_handle_kinds(uint32_t kinds) {
     printf("%s\n", *separator ? "" : "none");
 }
 
-static void print_device(onehop_device which) {
+/* Returns an exit code: a variable that is not understood is a mistake of the user. */
+static int print_device(onehop_device which) {
     oh_device *device;
     oh_device_info info;
     onehop_result result = oh_device_open(which, which.ordinal, &device);
@@ -43,7 +44,7 @@ static void print_device(onehop_device which) {
         printf("  host:   ");
     if (result != ONEHOP_OK) {
         printf("cannot be used: %s\n", onehop_last_error());
-        return;
+        return result == ONEHOP_ERR_ENVIRONMENT ? CLI_USAGE : CLI_OK;
     }
     printf("%s%s%s, ", info.name, info.bus_id[0] ? ", " : "", info.bus_id);
     if (info.capability)
@@ -53,18 +54,21 @@ static void print_device(onehop_device which) {
     print_bytes(info.memory_bytes);
     printf("\n          handle types that worked in a trial: ");
     print_handle_kinds(info.handle_kinds);
+    return CLI_OK;
 }
 
-static void print_devices(const cuda_census *census) {
+static int print_devices(const cuda_census *census) {
     onehop_device host = {ONEHOP_DEVICE_HOST, 0};
     printf("devices\n");
-    print_device(host);
+    int code = print_device(host);
     printf("          instruction set in use: %s\n", oh_vector_table()->isa);
     for (int i = 0; i < census->count; i++) {
         onehop_device gpu = {ONEHOP_DEVICE_CUDA, i};
-        print_device(gpu);
+        int gpu_code = print_device(gpu);
+        if (code == CLI_OK) code = gpu_code;
     }
     if (census->count == 0) printf("  cuda:   none: %s\n", census->reason);
+    return code;
 }
 
 static void print_links(int count) {
@@ -83,36 +87,38 @@ static void print_links(int count) {
     printf("\n");
 }
 
-static void print_memory(void) {
-    static const onehop_device_kind kinds[] = {ONEHOP_DEVICE_HOST, ONEHOP_DEVICE_CUDA};
-    static const char *const names[] = {"host", "cuda"};
-    printf("\nmemory per rank, default sizes: shared with peers + own device memory + host memory\n");
-    printf("  ranks");
-    for (int ranks = 2; ranks <= 8; ranks++) printf(" %21d", ranks);
-    for (size_t i = 0; i < OH_LENGTH(kinds); i++) {
-        printf("\n  %-5s", names[i]);
-        for (int ranks = 2; ranks <= 8; ranks++) {
-            onehop_layout_config config = {.struct_size = sizeof config};
-            onehop_layout layout;
-            char cell[64] = "?";
-            config.device_kind = kinds[i];
-            config.world_size = ranks;
-            if (onehop_layout_get(&config, &layout) == ONEHOP_OK)
-                snprintf(cell, sizeof cell, "%.1f M + %zu K + %zu K",
-                         (double)layout.symmetric_bytes / (1 << 20), layout.local_bytes >> 10,
-                         layout.host_bytes >> 10);
-            printf(" %21s", cell);
-        }
+static void print_layout(onehop_device_kind kind, int ranks) {
+    onehop_layout_config config = ONEHOP_CONFIG_INIT(onehop_layout_config);
+    onehop_layout layout;
+    config.device_kind = kind;
+    config.world_size = ranks;
+    if (onehop_layout_get(&config, &layout) != ONEHOP_OK) {
+        printf("  %30s", "?");
+        return;
     }
-    printf("\n");
+    printf("  %9.1f MiB %6zu KiB %3zu KiB", (double)layout.symmetric_bytes / (1 << 20),
+           (layout.local_bytes + 1023) >> 10, (layout.host_bytes + 1023) >> 10);
+}
+
+static void print_memory(void) {
+    printf(
+        "\nmemory per rank with default sizes: shared with peers, own on the device, on the host\n"
+        "  ranks  %30s  %30s\n",
+        "host device", "GPU");
+    for (int ranks = 2; ranks <= 8; ranks++) {
+        printf("  %5d", ranks);
+        print_layout(ONEHOP_DEVICE_HOST, ranks);
+        print_layout(ONEHOP_DEVICE_CUDA, ranks);
+        printf("\n");
+    }
 }
 
 static void print_environment(void) {
-    printf("\nenvironment variables\n  %-20s %-7s %-8s %s\n", "name", "type", "default", "meaning");
+    printf("\nenvironment variables\n  %-23s %-7s %-8s %s\n", "name", "type", "default", "meaning");
     for (int id = 0; id < OH_ENV_COUNT; id++) {
         const oh_env_row *row = oh_env_describe((oh_env)id);
         const char *now = oh_env_text((oh_env)id);
-        printf("  %-20s %-7s %-8s %s", row->name, row->type,
+        printf("  %-23s %-7s %-8s %s", row->name, row->type,
                row->default_text[0] ? row->default_text : "-", row->meaning);
         if (now) printf("; now \"%s\"", now);
         printf("\n");
@@ -123,17 +129,20 @@ int cli_info(int argc, char **argv) {
     cuda_census census;
     switch (options_parse(NULL, 0, argc, argv, NULL)) {
     case OPTIONS_HELP:
-        printf("usage: onehop info\n\nDevices, links, memory per rank and environment variables.\n");
+        printf(
+            "usage: onehop info\n\nDevices, links, memory per rank and environment variables.\n");
         return CLI_OK;
-    case OPTIONS_REFUSED: return CLI_USAGE;
-    default: break;
+    case OPTIONS_REFUSED:
+        return CLI_USAGE;
+    default:
+        break;
     }
     cuda_take_census(&census);
     printf("onehop %s (commit %s)\n", cli_version(), ONEHOP_COMMIT);
     printf("oldest driver for GPUs: %s\n\n", OH_CU_MIN_TEXT);
-    print_devices(&census);
+    int code = print_devices(&census);
     print_links(census.count);
     print_memory();
     print_environment();
-    return CLI_OK;
+    return code;
 }

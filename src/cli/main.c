@@ -28,7 +28,8 @@ static void print_commands(FILE *to) {
     fprintf(to, "usage: onehop COMMAND [FLAGS]\n\ncommands:\n");
     for (size_t i = 0; i < OH_LENGTH(commands); i++)
         fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].summary);
-    fprintf(to, "\nexit codes: 0 ok, 1 wrong data, 2 usage, 3 unsupported, 4 timeout or lost peer\n");
+    fprintf(to,
+            "\nexit codes: 0 ok, 1 wrong data, 2 usage, 3 unsupported, 4 timeout or lost peer\n");
 }
 
 static const struct command *find_command(const char *name) {
@@ -73,12 +74,16 @@ const char *cli_version(void) {
 
 int cli_exit_for(onehop_result result) {
     switch (result) {
-    case ONEHOP_OK: return CLI_OK;
+    case ONEHOP_OK:
+        return CLI_OK;
     case ONEHOP_ERR_ENVIRONMENT:
-    case ONEHOP_ERR_DUPLICATE_RANK: return CLI_USAGE;
+    case ONEHOP_ERR_DUPLICATE_RANK:
+        return CLI_USAGE;
     case ONEHOP_ERR_MISSING_PEER:
-    case ONEHOP_ERR_PEER_FAILED: return CLI_LOST_PEER;
-    default: return result <= -300 && result > -400 ? CLI_LOST_PEER : CLI_UNSUPPORTED;
+    case ONEHOP_ERR_PEER_FAILED:
+        return CLI_LOST_PEER;
+    default:
+        return result <= -300 && result > -400 ? CLI_LOST_PEER : CLI_UNSUPPORTED;
     }
 }
 

@@ -1,5 +1,5 @@
-/* Table-driven flags. Own code instead of getopt_long because a refusal must name flag and value, and
- * because abbreviations are not wanted. */
+/* Table-driven flags. Own code instead of getopt_long because a refusal must name flag and value,
+ * and because abbreviations are not wanted. */
 #include "cli/options.h"
 #include "cli/cli.h"
 
@@ -10,12 +10,16 @@
 static int suffix_shift(char suffix) {
     switch (suffix) {
     case 'k':
-    case 'K': return 10;
+    case 'K':
+        return 10;
     case 'm':
-    case 'M': return 20;
+    case 'M':
+        return 20;
     case 'g':
-    case 'G': return 30;
-    default: return 0;
+    case 'G':
+        return 30;
+    default:
+        return 0;
     }
 }
 
@@ -56,8 +60,8 @@ static options_result refuse_word(const char *command, const option_row *row, sp
     char list[512];
     size_t used = 0;
     for (size_t i = 0; row->words[i] && used < sizeof list - 1; i++)
-        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "",
-                                 row->words[i]);
+        used +=
+            (size_t)snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "", row->words[i]);
     cli_fail(command, 0, "%.*s '%s': expected one of %s", flag.length, flag.text, value, list);
     return OPTIONS_REFUSED;
 }
@@ -77,9 +81,13 @@ static options_result store(const char *command, const option_row *row, spelling
     void *field = (char *)into + row->offset;
     int64_t number = 1;
     switch (row->kind) {
-    case OPTION_TEXT: *(const char **)field = value; return OPTIONS_OK;
-    case OPTION_WORD: return store_word(command, row, flag, value, field);
-    case OPTION_SWITCH: break;
+    case OPTION_TEXT:
+        *(const char **)field = value;
+        return OPTIONS_OK;
+    case OPTION_WORD:
+        return store_word(command, row, flag, value, field);
+    case OPTION_SWITCH:
+        break;
     case OPTION_INTEGER:
     case OPTION_SIZE:
         if (options_number(value, row->kind == OPTION_SIZE, &number) || number < row->low ||
@@ -91,7 +99,8 @@ static options_result store(const char *command, const option_row *row, spelling
     return OPTIONS_OK;
 }
 
-/* Splits an argument into its row, its spelling and the value that hangs on it ("-b1K", "--name=1K"). */
+/* Splits an argument into its row, its spelling and the value that hangs on it ("-b1K",
+ * "--name=1K"). */
 static const option_row *match(const option_row *rows, size_t count, const char *argument,
                                spelling *flag_out, const char **value_out) {
     bool named = argument[1] == '-';

@@ -1,5 +1,5 @@
-/* Command-line flags as a table. Every value is checked; what is not understood is refused with the flag
- * and the value in the sentence. */
+/* Command-line flags as a table. Every value is checked; what is not understood is refused with the
+ * flag and the value in the sentence. */
 #ifndef OH_CLI_OPTIONS_H
 #define OH_CLI_OPTIONS_H
 
@@ -14,8 +14,8 @@ typedef enum option_kind {
     OPTION_TEXT,    /* stores a const char * */
 } option_kind;
 
-/* `offset` is the place in the struct given to options_parse: of a const char * for OPTION_TEXT, else of
- * an int64_t. */
+/* `offset` is the place in the struct given to options_parse: of a const char * for OPTION_TEXT,
+ * else of an int64_t. */
 typedef struct option_row {
     char letter;      /* -b, or 0 */
     const char *name; /* --minbytes, without the dashes */
@@ -27,11 +27,17 @@ typedef struct option_row {
     const char *help;
 } option_row;
 
-typedef enum options_result { OPTIONS_OK, OPTIONS_HELP, OPTIONS_REFUSED } options_result;
+typedef enum options_result {
+    OPTIONS_OK,
+    OPTIONS_HELP,
+    OPTIONS_REFUSED
+} options_result;
 
-/* Fills `into` from argv[1..argc-1]; argv[0] is the command's name. Accepts "-b 1K", "-b1K", "--name 1K",
+/* Fills `into` from argv[1..argc-1]; argv[0] is the command's name. Accepts "-b 1K", "-b1K",
+ * "--name 1K",
  * "--name=1K". OPTIONS_REFUSED: the sentence was printed. OPTIONS_HELP: -h or --help was met. */
-options_result options_parse(const option_row *rows, size_t count, int argc, char **argv, void *into);
+options_result options_parse(const option_row *rows, size_t count, int argc, char **argv,
+                             void *into);
 
 void options_print_help(const option_row *rows, size_t count);
 

@@ -26,7 +26,7 @@ static const char *const layout_words[] = {"process", "thread", "single", NULL};
 static const char *const compare_words[] = {"nccl", NULL};
 
 #define FIELD(name) offsetof(perf_flags, name)
-#define MAX_BYTES ((int64_t)1 << 40)
+#define MAX_BYTES   ((int64_t)1 << 40)
 
 static const option_row rows[] = {
     {'b', "minbytes", OPTION_SIZE, FIELD(min_bytes), 1, MAX_BYTES, NULL, "SIZE",
@@ -49,7 +49,8 @@ static const option_row rows[] = {
      "float, half or bfloat16 (float)"},
     {'o', "op", OPTION_WORD, FIELD(op), 0, 0, op_words, "OP", "sum"},
     {'J', "json", OPTION_TEXT, FIELD(json_path), 0, 0, NULL, "FILE", "write results as JSON"},
-    {0, "device", OPTION_WORD, FIELD(device), 0, 0, device_words, "KIND", "auto, cuda or host (auto)"},
+    {0, "device", OPTION_WORD, FIELD(device), 0, 0, device_words, "KIND",
+     "auto, cuda or host (auto)"},
     {0, "layout", OPTION_WORD, FIELD(layout), 0, 0, layout_words, "KIND",
      "process or thread per rank, or a single thread for all (process)"},
     {0, "ranks-per-device", OPTION_INTEGER, FIELD(ranks_per_device), 1, ONEHOP_MAX_RANKS, NULL, "K",
@@ -84,14 +85,15 @@ static int64_t given(int64_t value, int64_t fallback) {
 /* RANK and WORLD_SIZE together make this process one rank of ranks that somebody else started. */
 static int plan_environment(perf_plan *plan, const perf_flags *flags) {
     const char *rank_text = oh_env_text(OH_ENV_RANK), *size_text = oh_env_text(OH_ENV_WORLD_SIZE);
-    int64_t rank = -1, size = -1;
+    int64_t rank = -1, size = -1, local = 0;
     plan->env_rank = -1;
     if (!rank_text && !size_text) return CLI_OK;
     if (!rank_text || !size_text)
         return usage("%s is set without %s; torchrun sets both", rank_text ? "RANK" : "WORLD_SIZE",
                      rank_text ? "WORLD_SIZE" : "RANK");
     if (oh_env_integer(OH_ENV_WORLD_SIZE, 1, ONEHOP_MAX_RANKS, -1, &size) != ONEHOP_OK ||
-        oh_env_integer(OH_ENV_RANK, 0, size - 1, -1, &rank) != ONEHOP_OK)
+        oh_env_integer(OH_ENV_RANK, 0, size - 1, -1, &rank) != ONEHOP_OK ||
+        oh_env_integer(OH_ENV_LOCAL_RANK, 0, size - 1, rank, &local) != ONEHOP_OK)
         return usage("%s", onehop_last_error());
     if (flags->ranks >= 0 && flags->ranks != size)
         return usage("-g %lld does not fit WORLD_SIZE=%lld", (long long)flags->ranks,
@@ -100,6 +102,7 @@ static int plan_environment(perf_plan *plan, const perf_flags *flags) {
         return usage("--layout %s: ranks started through RANK and WORLD_SIZE are processes",
                      layout_words[flags->layout]);
     plan->env_rank = (int)rank;
+    plan->env_local_rank = (int)local;
     plan->world_size = (int)size;
     return CLI_OK;
 }
@@ -118,7 +121,8 @@ static int plan_device(perf_plan *plan, const perf_flags *flags) {
             ranks_ask_child(cuda_take_census, &census, sizeof census);
     }
     if (kind == ONEHOP_DEVICE_CUDA && census.count == 0)
-        return cli_fail("perf", CLI_UNSUPPORTED, "--device cuda: %s", census.reason);
+        return cli_fail("perf", CLI_UNSUPPORTED, "%s: %s",
+                        flags->device > 0 ? "--device cuda" : "ONEHOP_DEVICE=cuda", census.reason);
     plan->devices = census.count;
     plan->device = census.count ? ONEHOP_DEVICE_CUDA : ONEHOP_DEVICE_HOST;
     return CLI_OK;
@@ -129,10 +133,11 @@ static int plan_ranks_on_gpus(perf_plan *plan, const perf_flags *flags) {
     plan->world_size = (int)given(flags->ranks, (int64_t)plan->devices * plan->ranks_per_device);
     if (plan->world_size > ONEHOP_MAX_RANKS) plan->world_size = ONEHOP_MAX_RANKS;
     if (plan->world_size > plan->devices * plan->ranks_per_device)
-        return cli_fail("perf", CLI_UNSUPPORTED,
-                        "-g %d: there are %d GPUs; --ranks-per-device %d would let ranks share them",
-                        plan->world_size, plan->devices,
-                        (plan->world_size + plan->devices - 1) / plan->devices);
+        return cli_fail(
+            "perf", CLI_UNSUPPORTED,
+            "-g %d: there are %d GPUs; --ranks-per-device %d would let ranks share them",
+            plan->world_size, plan->devices,
+            (plan->world_size + plan->devices - 1) / plan->devices);
     if (plan->ranks_per_device > 1 && plan->layout == LAYOUT_PROCESS) {
         if (flags->layout == LAYOUT_PROCESS)
             return usage("--ranks-per-device %d: processes cannot share a GPU at speed; use "
@@ -162,8 +167,7 @@ static int plan_sizes(perf_plan *plan, const perf_flags *flags) {
     int64_t low = given(flags->min_bytes, 1024);
     int64_t high = given(flags->max_bytes, low > largest ? low : largest);
     if (flags->min_bytes < 0 && low > high) low = high;
-    if (low > high)
-        return usage("-b %lld is more than -e %lld", (long long)low, (long long)high);
+    if (low > high) return usage("-b %lld is more than -e %lld", (long long)low, (long long)high);
     if (low < element)
         return usage("%s %lld is less than one element of %s (%lld bytes)",
                      flags->min_bytes < 0 ? "-e" : "-b", (long long)low,
@@ -207,7 +211,8 @@ static int plan_compare(perf_plan *plan, const perf_flags *flags) {
     plan->nccl_path = flags->nccl_path;
     if (!plan->compare) return CLI_OK;
     if (plan->device != ONEHOP_DEVICE_CUDA)
-        return cli_fail("perf", CLI_UNSUPPORTED, "--compare nccl: NCCL needs GPUs, the device is host");
+        return cli_fail("perf", CLI_UNSUPPORTED,
+                        "--compare nccl: NCCL needs GPUs, the device is host");
     if (plan->layout == LAYOUT_SINGLE || plan->ranks_per_device > 1)
         return cli_fail("perf", CLI_UNSUPPORTED,
                         "--compare nccl: needs a process or a thread per GPU, one rank each");
@@ -291,8 +296,10 @@ static int run_plan(const perf_plan *plan) {
     switch (plan->layout) {
     case LAYOUT_PROCESS:
         return ranks_run_processes(start.board, plan->world_size, start_worker, &start);
-    case LAYOUT_THREAD: return run_in_threads(&start);
-    default: return ranks_report(start.board, start_worker(&start, 0));
+    case LAYOUT_THREAD:
+        return run_in_threads(&start);
+    default:
+        return ranks_report(start.board, start_worker(&start, 0));
     }
 }
 
@@ -307,8 +314,10 @@ int cli_perf(int argc, char **argv) {
                "SIZE takes K, M, G.\n\n");
         options_print_help(rows, OH_LENGTH(rows));
         return CLI_OK;
-    case OPTIONS_REFUSED: return CLI_USAGE;
-    default: break;
+    case OPTIONS_REFUSED:
+        return CLI_USAGE;
+    default:
+        break;
     }
     int code = make_plan(&plan, &flags, argc, argv);
     return code == CLI_OK ? run_plan(&plan) : code;

@@ -12,7 +12,11 @@
 #include "cli/backend.h"
 #include "cli/ranks.h"
 
-typedef enum perf_layout { LAYOUT_PROCESS, LAYOUT_THREAD, LAYOUT_SINGLE } perf_layout;
+typedef enum perf_layout {
+    LAYOUT_PROCESS,
+    LAYOUT_THREAD,
+    LAYOUT_SINGLE
+} perf_layout;
 
 /* Decided before any rank starts; equal on all ranks. */
 typedef struct perf_plan {
@@ -20,18 +24,19 @@ typedef struct perf_plan {
     perf_layout layout;
     int world_size;
     int ranks_per_device;
-    int devices; /* GPUs that this process sees */
+    int devices;  /* GPUs that this process sees */
     int env_rank; /* >= 0: this process is one rank, started by torchrun or its like */
+    int env_local_rank;
     char name[64]; /* of the group; "" takes the environment's */
     uint64_t min_bytes, max_bytes, factor;
     onehop_dtype dtype;
     onehop_algorithm algorithm; /* AUTO or forced */
-    bool graph;          /* replay graphs; else call eagerly */
-    uint64_t calls;      /* per sample: in one graph, or one batch; 0: by size and time */
-    uint64_t samples;    /* replays or batches; 0: by time */
-    uint64_t warmup;     /* calls before the timed part; replays are one at least */
+    bool graph;                 /* replay graphs; else call eagerly */
+    uint64_t calls;             /* per sample: in one graph, or one batch; 0: by size and time */
+    uint64_t samples;           /* replays or batches; 0: by time */
+    uint64_t warmup;            /* calls before the timed part; replays are one at least */
     bool check, rotate, early_trigger;
-    bool compare;        /* with NCCL */
+    bool compare; /* with NCCL */
     const char *nccl_path, *json_path;
     char command_line[512];
 } perf_plan;
@@ -44,7 +49,11 @@ typedef struct perf_side {
     int64_t wrong;                                 /* elements on all ranks, -1: not checked */
 } perf_side;
 
-enum { SIDE_OUT_OF_PLACE, SIDE_IN_PLACE, SIDES };
+enum {
+    SIDE_OUT_OF_PLACE,
+    SIDE_IN_PLACE,
+    SIDES
+};
 
 typedef struct perf_result {
     uint64_t bytes, count;
@@ -54,7 +63,9 @@ typedef struct perf_result {
     double floor_us;  /* < 0: not known */
 } perf_result;
 
-enum { PERF_MAX_SIZES = 64 };
+enum {
+    PERF_MAX_SIZES = 64
+};
 
 /* What the machine can do at best. The floor of a size is latency + its copy time. */
 typedef struct perf_floor {
@@ -69,8 +80,8 @@ typedef struct perf_rank {
     onehop_group *group; /* of thread ranks; NULL if the context has its own */
     backend_rank processor;
     void *foreign; /* communicator of the library compared with */
-    /* Input and output areas, cut into slices. Element i of the input area is a pure function of rank and
-     * i, so that everyone knows everyone's input. */
+    /* Input and output areas, cut into slices. Element i of the input area is a pure function of
+     * rank and i, so that everyone knows everyone's input. */
     void *in, *out;
     uint64_t *begin_ns, *end_ns; /* clock stamps by sample, where the back end has no events */
     double *sample_us;           /* by sample, per call */
@@ -104,10 +115,14 @@ typedef struct perf_target {
 extern const perf_target perf_target_onehop, perf_target_nccl;
 
 /* The largest number of timed samples. */
-enum { PERF_MAX_SAMPLES = 50000 };
+enum {
+    PERF_MAX_SAMPLES = 50000
+};
 
 /* Slices: bytes kept between two outputs, and before the first, filled with a pattern. */
-enum { PERF_GUARD = 256 };
+enum {
+    PERF_GUARD = 256
+};
 
 /* How a message size is laid out in the areas. */
 typedef struct perf_slices {
@@ -121,7 +136,8 @@ void *perf_slice_out(const perf_rank *rank, perf_slices slices, uint64_t call);
 /* perf_worker.c */
 int perf_work(perf_worker *worker, int first, int ranks);
 onehop_result perf_barrier(perf_worker *worker);
-/* The largest value, or the sum, over all ranks; `value` has one entry per rank of the worker. Collective. */
+/* The largest value, or the sum, over all ranks; `value` has one entry per rank of the worker.
+ * Collective. */
 onehop_result perf_largest(perf_worker *worker, const double *value, double *out);
 
 /* perf_run.c: times and verifies one size on one side. Collective. */
@@ -132,7 +148,8 @@ onehop_result perf_measure(perf_worker *worker, const perf_target *target, size_
 onehop_result perf_fill_inputs(perf_worker *worker);
 /* Pattern over outputs and guards of a size. */
 onehop_result perf_poison(perf_worker *worker, perf_slices slices);
-/* Compares the output of call number `call` with the reference, on all ranks; adds to the counters. Collective. */
+/* Compares the output of call number `call` with the reference, on all ranks; adds to the counters.
+ * Collective. */
 onehop_result perf_verify(perf_worker *worker, perf_slices slices, uint64_t call, int64_t *wrong,
                           uint64_t *outside);
 

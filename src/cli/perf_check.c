@@ -1,15 +1,18 @@
 /* Inputs, the scalar reference and the comparison.
  *
- * Inputs are random real numbers, different on each rank, with a few infinities, NaNs, signed zeros and
- * largest values among them; subnormals are left out because some processors add them slowly and the
- * same data is timed. Beside a foreign library, which may sum in any order, they are integers so small
- * that every order gives the same bits. The reference knows nothing of the library: fp32 sum in rank order
- * starting from rank 0's value, one rounding, canonical NaN. */
+ * Inputs are random real numbers, different on each rank, with a few infinities, NaNs, signed zeros
+ * and largest values among them; subnormals are left out because some processors add them slowly
+ * and the same data is timed. Beside a foreign library, which may sum in any order, they are
+ * integers so small that every order gives the same bits. The reference knows nothing of the
+ * library: fp32 sum in rank order starting from rank 0's value, one rounding, canonical NaN. */
 #include "cli/perf.h"
 
 #include <string.h>
 
-enum { POISON = 0xA5, STAGING_BYTES = 1 << 18 };
+enum {
+    POISON = 0xA5,
+    STAGING_BYTES = 1 << 18
+};
 
 /* A good mixer of 64 bits: two rounds of multiply and xor-shift. */
 static uint64_t mix(uint64_t x) {
@@ -24,9 +27,12 @@ typedef struct format {
 
 static format format_of(onehop_dtype dtype) {
     switch (dtype) {
-    case ONEHOP_FLOAT16: return (format){10, 5, 15};
-    case ONEHOP_BFLOAT16: return (format){7, 8, 127};
-    default: return (format){23, 8, 127};
+    case ONEHOP_FLOAT16:
+        return (format){10, 5, 15};
+    case ONEHOP_BFLOAT16:
+        return (format){7, 8, 127};
+    default:
+        return (format){23, 8, 127};
     }
 }
 
@@ -35,14 +41,22 @@ static uint32_t special_bits(format f, uint64_t random) {
     uint32_t sign = 1u << (f.fraction_bits + f.exponent_bits);
     uint32_t infinity = ((1u << f.exponent_bits) - 1) << f.fraction_bits;
     switch (random & 7) {
-    case 0: return sign;
-    case 1: return infinity;
-    case 2: return sign | infinity;
-    case 3: return infinity | 1;
-    case 4: return sign | infinity | ((1u << f.fraction_bits) - 1);
-    case 5: return infinity - 1;
-    case 6: return sign | (infinity - 1);
-    default: return 0;
+    case 0:
+        return sign;
+    case 1:
+        return infinity;
+    case 2:
+        return sign | infinity;
+    case 3:
+        return infinity | 1;
+    case 4:
+        return sign | infinity | ((1u << f.fraction_bits) - 1);
+    case 5:
+        return infinity - 1;
+    case 6:
+        return sign | (infinity - 1);
+    default:
+        return 0;
     }
 }
 
@@ -109,8 +123,8 @@ onehop_result perf_fill_inputs(perf_worker *worker) {
             for (size_t j = 0; j < bytes; j += element)
                 store_bits(worker->plan->dtype, worker->staging + j,
                            input_bits(worker, rank->rank, (at + j) / element));
-            onehop_result result = worker->backend->write(
-                &rank->processor, (char *)rank->in + at, worker->staging, bytes);
+            onehop_result result = worker->backend->write(&rank->processor, (char *)rank->in + at,
+                                                          worker->staging, bytes);
             if (result != ONEHOP_OK) return result;
         }
     }
@@ -121,8 +135,7 @@ onehop_result perf_poison(perf_worker *worker, perf_slices slices) {
     size_t bytes = PERF_GUARD + slices.stride * slices.count;
     for (int i = 0; i < worker->ranks; i++) {
         perf_rank *rank = &worker->rank[i];
-        onehop_result result =
-            worker->backend->fill(&rank->processor, rank->out, POISON, bytes);
+        onehop_result result = worker->backend->fill(&rank->processor, rank->out, POISON, bytes);
         if (result != ONEHOP_OK) return result;
     }
     return ONEHOP_OK;
@@ -133,7 +146,8 @@ typedef struct findings {
     uint64_t wrong, outside, hash;
 } findings;
 
-/* `block` holds output bytes from `at` on of a slice whose first input element has number `first`. */
+/* `block` holds output bytes from `at` on of a slice whose first input element has number `first`.
+ */
 static void compare_block(const perf_worker *worker, const unsigned char *block, size_t at,
                           size_t bytes, uint64_t first, findings *found) {
     onehop_dtype dtype = worker->plan->dtype;
@@ -163,8 +177,7 @@ static onehop_result compare_slice(perf_worker *worker, perf_rank *rank, perf_sl
 
 static onehop_result check_guard(perf_worker *worker, perf_rank *rank, const void *guard,
                                  size_t bytes, findings *found) {
-    onehop_result result =
-        worker->backend->read(&rank->processor, worker->staging, guard, bytes);
+    onehop_result result = worker->backend->read(&rank->processor, worker->staging, guard, bytes);
     if (result != ONEHOP_OK) return result;
     for (size_t i = 0; i < bytes; i++) found->outside += worker->staging[i] != POISON;
     return ONEHOP_OK;
@@ -174,7 +187,8 @@ static onehop_result inspect(perf_worker *worker, perf_rank *rank, perf_slices s
                              uint64_t call, findings *found) {
     const char *out = perf_slice_out(rank, slices, call);
     onehop_result result = compare_slice(worker, rank, slices, call, found);
-    if (result == ONEHOP_OK) result = check_guard(worker, rank, out - PERF_GUARD, PERF_GUARD, found);
+    if (result == ONEHOP_OK)
+        result = check_guard(worker, rank, out - PERF_GUARD, PERF_GUARD, found);
     if (result == ONEHOP_OK)
         result = check_guard(worker, rank, out + slices.bytes, slices.stride - slices.bytes, found);
     return result;

@@ -1,5 +1,5 @@
-/* The results as JSON, schema onehop-perf/1 (docs/cli.md). Written beside the file and renamed over it:
- * readers see a whole file or the old one. */
+/* The results as JSON, schema onehop-perf/1 (docs/cli.md). Written beside the file and renamed over
+ * it: readers see a whole file or the old one. */
 #include "cli/perf.h"
 
 #include <errno.h>
@@ -47,15 +47,15 @@ static void write_side(FILE *file, const char *name, const perf_side *side, cons
 static void write_result(FILE *file, const perf_worker *worker, size_t index) {
     const perf_result *result = &worker->result[index];
     const perf_plan *plan = worker->plan;
-    fprintf(file,
-            "    {\"size\": %llu, \"count\": %llu, \"type\": \"%s\", \"redop\": \"%s\", \"root\": -1,",
-            (unsigned long long)result->bytes, (unsigned long long)result->count,
-            onehop_dtype_name(plan->dtype), onehop_op_name(ONEHOP_SUM));
+    fprintf(
+        file,
+        "    {\"size\": %llu, \"count\": %llu, \"type\": \"%s\", \"redop\": \"%s\", \"root\": -1,",
+        (unsigned long long)result->bytes, (unsigned long long)result->count,
+        onehop_dtype_name(plan->dtype), onehop_op_name(ONEHOP_SUM));
     fprintf(file, " \"out_of_bounds\": %llu, ", (unsigned long long)result->outside);
     number(file, "floor_us", result->floor_us, ",");
     write_side(file, "out_of_place", &result->ours[0], result->algorithm[0], ",");
-    write_side(file, "in_place", &result->ours[1], result->algorithm[1],
-               plan->compare ? "," : "");
+    write_side(file, "in_place", &result->ours[1], result->algorithm[1], plan->compare ? "," : "");
     if (plan->compare) {
         write_side(file, "nccl_out_of_place", &result->theirs[0], "nccl", ",");
         write_side(file, "nccl_in_place", &result->theirs[1], "nccl", "");

@@ -1,5 +1,5 @@
-/* NCCL beside us, in the same processes, on the same streams and in graphs of the same shape. Opened at
- * run time; the few declarations below are its published interface, version 2. */
+/* NCCL beside us, in the same processes, on the same streams and in graphs of the same shape.
+ * Opened at run time; the few declarations below are its published interface, version 2. */
 #include "cli/perf.h"
 
 #include <dlfcn.h>
@@ -11,7 +11,12 @@ typedef struct nccl_unique_id {
     char bytes[128];
 } nccl_unique_id;
 
-enum { NCCL_SUM = 0, NCCL_FLOAT16 = 6, NCCL_FLOAT32 = 7, NCCL_BFLOAT16 = 9 };
+enum {
+    NCCL_SUM = 0,
+    NCCL_FLOAT16 = 6,
+    NCCL_FLOAT32 = 7,
+    NCCL_BFLOAT16 = 9
+};
 
 /* X(exported name, parameters); all return 0 for success. */
 #define NCCL_FUNCTIONS(X)                                                                          \
@@ -105,9 +110,9 @@ static onehop_result nccl_call(perf_worker *worker, perf_rank *rank, const void 
     int theirs = dtype == ONEHOP_FLOAT32   ? NCCL_FLOAT32
                  : dtype == ONEHOP_FLOAT16 ? NCCL_FLOAT16
                                            : NCCL_BFLOAT16;
-    return nccl_error(nccl.ncclAllReduce(in, out, count, theirs, NCCL_SUM, rank->foreign,
-                                         rank->processor.stream),
-                      "ncclAllReduce");
+    return nccl_error(
+        nccl.ncclAllReduce(in, out, count, theirs, NCCL_SUM, rank->foreign, rank->processor.stream),
+        "ncclAllReduce");
 }
 
 static onehop_result nccl_wait(perf_worker *worker, perf_rank *rank) {

@@ -1,5 +1,5 @@
-/* Conversions of the reference, one element at a time and by arithmetic on values, not on lanes: slow, plain
- * and unlike the code under test. */
+/* Conversions of the reference, one element at a time and by arithmetic on values, not on lanes:
+ * slow, plain and unlike the code under test. */
 #include "cli/perf.h"
 
 #include <math.h>
@@ -37,8 +37,8 @@ static void fill_half_values(void) {
     for (uint32_t bits = 0; bits < 65536; bits++) half_values[bits] = decode_half((uint16_t)bits);
 }
 
-/* Nearest half, ties to even. The step between neighbours at |value| is 2^(e-10); the quotient is exact,
- * because both are powers of two apart, and rintf rounds it as wanted. */
+/* Nearest half, ties to even. The step between neighbours at |value| is 2^(e-10); the quotient is
+ * exact, because both are powers of two apart, and rintf rounds it as wanted. */
 static uint16_t encode_half(float value) {
     uint16_t sign = signbit(value) ? 0x8000 : 0;
     int exponent;
@@ -48,11 +48,13 @@ static uint16_t encode_half(float value) {
     int step = (exponent < -13 ? -13 : exponent) - 11;
     int steps = (int)rintf(ldexpf(fabsf(value), -step)); /* up to 2048 */
     if (exponent > 16 || (exponent == 16 && steps > 2047)) return sign | 0x7C00;
-    /* Below 2^-14 the steps are the fraction; above, adding them carries into the exponent by itself. */
+    /* Below 2^-14 the steps are the fraction; above, adding them carries into the exponent by
+     * itself. */
     return (uint16_t)(sign + ((exponent < -13 ? -13 : exponent) + 13) * 1024 + steps);
 }
 
-/* Nearest bfloat16, ties to even: the upper half plus one when the lower half is over a half step. */
+/* Nearest bfloat16, ties to even: the upper half plus one when the lower half is over a half step.
+ */
 static uint16_t encode_bfloat16(float value) {
     uint32_t bits = to_bits(value), upper = bits >> 16, lower = bits & 0xFFFF;
     if (lower > 0x8000 || (lower == 0x8000 && (upper & 1))) upper++;

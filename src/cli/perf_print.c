@@ -20,8 +20,7 @@ static void print_devices(const perf_worker *worker) {
 
 static void print_method(const perf_worker *worker) {
     const perf_plan *plan = worker->plan;
-    printf("# calls: %s; p50 and p99 over %s\n",
-           plan->graph ? "replayed graphs" : "eager",
+    printf("# calls: %s; p50 and p99 over %s\n", plan->graph ? "replayed graphs" : "eager",
            plan->graph ? "replays" : "calls or batches of calls");
     if (plan->rotate)
         printf("# buffers: rotating over %.1f MiB of input and as much output per rank\n",
@@ -34,7 +33,7 @@ static void print_method(const perf_worker *worker) {
         printf("# floor: %.3f us from core to core, plus one memcpy of the message\n",
                worker->floor.latency_us);
     else
-        printf("# floor: n/a on this device\n");
+        printf("# floor: n/a\n");
     printf("# input: %s\n", worker->exact_data ? "small integers, exact in any order of summation"
                                                : "random real numbers");
     if (plan->compare) printf("# compared with NCCL %s\n", perf_nccl_version());
@@ -59,11 +58,12 @@ void perf_print_header(const perf_worker *worker) {
     if (plan->calls) snprintf(iters, sizeof iters, "%llu", (unsigned long long)plan->calls);
     printf("# onehop %s (commit %s)\n", cli_version(), ONEHOP_COMMIT);
     printf("# Collective test starting: all_reduce\n");
-    printf("# ranks %d layout %s ranks per device %d minBytes %llu maxBytes %llu step: %llu(factor) "
-           "warmup iters: %llu iters: %s validation: %d graph: ",
-           plan->world_size, layout_names[plan->layout], plan->ranks_per_device,
-           (unsigned long long)plan->min_bytes, (unsigned long long)plan->max_bytes,
-           (unsigned long long)plan->factor, (unsigned long long)plan->warmup, iters, plan->check);
+    printf(
+        "# ranks %d layout %s ranks per device %d minBytes %llu maxBytes %llu step: %llu(factor) "
+        "warmup iters: %llu iters: %s validation: %d graph: ",
+        plan->world_size, layout_names[plan->layout], plan->ranks_per_device,
+        (unsigned long long)plan->min_bytes, (unsigned long long)plan->max_bytes,
+        (unsigned long long)plan->factor, (unsigned long long)plan->warmup, iters, plan->check);
     if (plan->graph && plan->samples)
         printf("%llu\n#\n", (unsigned long long)plan->samples);
     else
@@ -126,7 +126,8 @@ static void print_geomean(const perf_worker *worker) {
     double sum = 0;
     for (size_t i = 0; i < worker->results; i++)
         for (int side = 0; side < SIDES; side++)
-            sum += log(worker->result[i].theirs[side].time_us / worker->result[i].ours[side].time_us);
+            sum +=
+                log(worker->result[i].theirs[side].time_us / worker->result[i].ours[side].time_us);
     printf("# NCCL's time over ours, geometric mean : %.2f\n",
            exp(sum / (double)(worker->results * SIDES)));
 }
@@ -143,7 +144,9 @@ uint64_t perf_print_footer(const perf_worker *worker) {
     }
     const char *unchecked = worker->plan->check ? NULL : "N/A (not checked)";
     printf("# Out of bounds values : %llu %s\n", (unsigned long long)outside,
-           unchecked ? unchecked : outside ? "FAILED" : "OK");
+           unchecked ? unchecked
+           : outside ? "FAILED"
+                     : "OK");
     printf("# Avg bus bandwidth    : %g\n", perf_average_busbw(worker));
     if (worker->plan->compare) print_geomean(worker);
     printf("#\n# Collective test concluded: all_reduce\n");

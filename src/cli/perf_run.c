@@ -1,16 +1,17 @@
 /* The timed part.
  *
- * A sample is one replay of a graph of `calls` calls, or a batch of `calls` eager calls; on the host an
- * eager call of the calling thread is a sample by itself once it takes 5 us, and shorter ones share two
- * clock readings. Calls of a sample depend on each other by stream order: on a GPU each kernel waits for
- * the one before it to end, so the figure is a latency and not a throughput of overlapping calls. (A sum
- * fed back as the next input would prove the same and overflow.)
+ * A sample is one replay of a graph of `calls` calls, or a batch of `calls` eager calls; on the
+ * host an eager call of the calling thread is a sample by itself once it takes 5 us, and shorter
+ * ones share two clock readings. Calls of a sample depend on each other by stream order: on a GPU
+ * each kernel waits for the one before it to end, so the figure is a latency and not a throughput
+ * of overlapping calls. (A sum fed back as the next input would prove the same and overflow.)
  *
  * Ranks leave a barrier some microseconds apart, therefore one call that is not timed follows each
  * barrier: an all-reduce aligns its ranks better than a barrier of the host.
  *
- * In place, sums grow by each call. Outputs are set back to the inputs, outside the timed part, before
- * the numbers leave the range of the type; a graph that is longer than that ends in infinities. */
+ * In place, sums grow by each call. Outputs are set back to the inputs, outside the timed part,
+ * before the numbers leave the range of the type; a graph that is longer than that ends in
+ * infinities. */
 #include "cli/perf.h"
 
 #include <math.h>
@@ -36,8 +37,8 @@ typedef struct perf_run {
     size_t count;
     bool in_place;
     uint64_t calls, samples;
-    uint64_t call;       /* number of the next call: says which slice */
-    uint64_t since;      /* calls since the outputs were set back */
+    uint64_t call;  /* number of the next call: says which slice */
+    uint64_t since; /* calls since the outputs were set back */
     void *graph[ONEHOP_MAX_RANKS];
 } perf_run;
 
@@ -118,7 +119,8 @@ static onehop_result launch_graphs(perf_run *run) {
 
 /* ---- data in place ---- */
 
-/* Calls in place that keep numbers of about 1 finite: each multiplies them by the number of ranks. */
+/* Calls in place that keep numbers of about 1 finite: each multiplies them by the number of ranks.
+ */
 static uint64_t safe_calls(const perf_run *run) {
     const perf_plan *plan = run->worker->plan;
     double doublings = plan->dtype == ONEHOP_FLOAT16 ? 11 : 123;
@@ -131,9 +133,9 @@ static onehop_result set_back(perf_run *run) {
     for (int i = 0; i < worker->ranks; i++) {
         perf_rank *rank = &worker->rank[i];
         for (uint64_t slice = 0; slice < run->slices.count; slice++) {
-            onehop_result result = worker->backend->copy(
-                &rank->processor, perf_slice_out(rank, run->slices, slice),
-                perf_slice_in(rank, run->slices, slice), run->slices.bytes);
+            onehop_result result =
+                worker->backend->copy(&rank->processor, perf_slice_out(rank, run->slices, slice),
+                                      perf_slice_in(rank, run->slices, slice), run->slices.bytes);
             if (result != ONEHOP_OK) return result;
         }
     }
@@ -250,7 +252,8 @@ static void choose_counts(perf_run *run, double call_us) {
         double batch = ceil(HOST_MIN_SAMPLE_US / call_us);
         double calls = fmax(HOST_MIN_CALLS, HOST_SIDE_US / call_us);
         run->calls = plan->calls ? 1 : clamp(batch, 1, HOST_MAX_BATCH);
-        run->samples = plan->calls ? plan->calls : clamp(calls / (double)run->calls, 1, PERF_MAX_SAMPLES);
+        run->samples =
+            plan->calls ? plan->calls : clamp(calls / (double)run->calls, 1, PERF_MAX_SAMPLES);
         return;
     }
     uint64_t calls = run->slices.bytes <= SMALL_BYTES ? SMALL_CALLS : LARGE_CALLS;

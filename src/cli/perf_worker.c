@@ -1,5 +1,5 @@
-/* What a rank does: set up, take the sizes one after another, report. In the layout "single" one worker does
- * it for all ranks at once. */
+/* What a rank does: set up, take the sizes one after another, report. In the layout "single" one
+ * worker does it for all ranks at once. */
 #include "cli/perf.h"
 
 #include <stdio.h>
@@ -19,7 +19,8 @@ static onehop_result peers_alive(void *user) {
 }
 
 onehop_result perf_barrier(perf_worker *worker) {
-    uint32_t parties = worker->plan->layout == LAYOUT_SINGLE ? 1 : (uint32_t)worker->plan->world_size;
+    uint32_t parties =
+        worker->plan->layout == LAYOUT_SINGLE ? 1 : (uint32_t)worker->plan->world_size;
     return board_barrier(worker->board, parties, peers_alive, worker);
 }
 
@@ -37,11 +38,19 @@ onehop_result perf_largest(perf_worker *worker, const double *value, double *out
 
 /* ---- slices ---- */
 
+/* More slices than calls would only be filled, never used. */
+static size_t most_slices(const perf_plan *plan) {
+    size_t calls = plan->calls ? plan->calls : 100;
+    if (!plan->rotate) return 1;
+    if (plan->graph) return calls;
+    return plan->device == ONEHOP_DEVICE_CUDA ? calls * 20 : plan->calls ? calls : 1 << 16;
+}
+
 perf_slices perf_slices_for(const perf_worker *worker, size_t bytes) {
     perf_slices slices = {.bytes = bytes, .count = 1};
     slices.stride = oh_round_up(bytes, PERF_GUARD) + PERF_GUARD;
-    if (worker->plan->rotate) slices.count = worker->area_bytes / slices.stride;
-    if (slices.count == 0) slices.count = 1;
+    size_t fit = worker->area_bytes / slices.stride, most = most_slices(worker->plan);
+    if (fit > 1) slices.count = fit < most ? fit : most;
     return slices;
 }
 
@@ -82,17 +91,10 @@ const perf_target perf_target_onehop = {
 
 static onehop_device device_of(const perf_plan *plan, int rank) {
     onehop_device device = {plan->device, 0};
-    if (plan->device == ONEHOP_DEVICE_CUDA) device.ordinal = rank / plan->ranks_per_device;
-    return device;
-}
-
-/* A rank that torchrun started has its own visible GPUs: LOCAL_RANK among them, or the only one. */
-static onehop_device device_of_environment(const perf_plan *plan) {
-    onehop_device device = {plan->device, 0};
-    int64_t local = plan->env_rank;
-    oh_env_integer(OH_ENV_LOCAL_RANK, 0, 1023, local, &local);
-    int count = plan->device == ONEHOP_DEVICE_CUDA ? plan->devices : 1;
-    device.ordinal = (int)(local % count);
+    if (plan->device != ONEHOP_DEVICE_CUDA) return device;
+    device.ordinal = rank / plan->ranks_per_device;
+    /* torchrun may show each rank all GPUs or only its own. */
+    if (plan->env_rank >= 0) device.ordinal = plan->env_local_rank % plan->devices;
     return device;
 }
 
@@ -163,7 +165,9 @@ static size_t area_bytes(perf_worker *worker) {
     if (!plan->rotate) return one;
     size_t sharers = plan->device == ONEHOP_DEVICE_HOST ? (size_t)plan->world_size
                                                         : (size_t)plan->ranks_per_device;
+    size_t most = one * most_slices(plan);
     size_t many = 5 * worker->backend->cache_bytes(&worker->rank[0].processor) / sharers;
+    if (many > most) many = most;
     return many > one ? oh_round_up(many, 4096) : one;
 }
 
@@ -173,9 +177,8 @@ static onehop_result open_processors(perf_worker *worker, int first) {
     for (int i = 0; i < worker->ranks; i++) {
         perf_rank *rank = &worker->rank[i];
         rank->rank = first + i;
-        onehop_device device =
-            plan->env_rank >= 0 ? device_of_environment(plan) : device_of(plan, rank->rank);
-        onehop_result result = worker->backend->open(&rank->processor, device, with_stream);
+        onehop_result result =
+            worker->backend->open(&rank->processor, device_of(plan, rank->rank), with_stream);
         if (result != ONEHOP_OK) return result;
         board_row *row = &worker->board->row[rank->rank];
         row->pid = getpid();
@@ -301,8 +304,7 @@ static int fail(perf_worker *worker, onehop_result result, int first) {
 int perf_work(perf_worker *worker, int first, int ranks) {
     bool wrong = false;
     worker->ranks = ranks;
-    worker->backend =
-        worker->plan->device == ONEHOP_DEVICE_CUDA ? &backend_cuda : &backend_host;
+    worker->backend = worker->plan->device == ONEHOP_DEVICE_CUDA ? &backend_cuda : &backend_host;
     worker->exact_data = worker->plan->compare;
     onehop_result result = set_up(worker, first);
     if (result == ONEHOP_OK) result = all_sizes(worker);

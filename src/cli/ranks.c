@@ -1,8 +1,9 @@
 /* Forked ranks and thread ranks.
  *
- * The parent of forked ranks does nothing but wait for signals, SIGCHLD among them, so that a death is
- * seen at once and no signal can slip between a check and a sleep. Children ask the kernel to be killed
- * with their parent, ignore Ctrl-C (the parent gets it too and ends them), and are ended by number. */
+ * The parent of forked ranks does nothing but wait for signals, SIGCHLD among them, so that a death
+ * is seen at once and no signal can slip between a check and a sleep. Children ask the kernel to be
+ * killed with their parent, ignore Ctrl-C (the parent gets it too and ends them), and are ended by
+ * number. */
 #include "cli/ranks.h"
 
 #include <errno.h>
@@ -16,7 +17,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { GRACE_NS = 100 * 1000 * 1000 };
+enum {
+    GRACE_NS = 100 * 1000 * 1000
+};
 
 typedef struct rank_family {
     perf_board *board;
@@ -70,7 +73,8 @@ static void kill_all(rank_family *family) {
     for (int rank = 0; rank < family->count; rank++)
         if (family->pid[rank]) kill(family->pid[rank], SIGKILL);
     for (int rank = 0; rank < family->count; rank++)
-        while (family->pid[rank] && waitpid(family->pid[rank], NULL, 0) < 0 && errno == EINTR) {}
+        while (family->pid[rank] && waitpid(family->pid[rank], NULL, 0) < 0 && errno == EINTR) {
+        }
     family->alive = 0;
 }
 
@@ -120,8 +124,9 @@ static int watch(rank_family *family, const sigset_t *set) {
 
 static void die_by(int signal_number, const sigset_t *mask) {
     fflush(stdout);
-    fprintf(stderr, "onehop perf: ended by signal %d (%s)\n", signal_number,
-            strsignal(signal_number));
+    if (signal_number != SIGPIPE)
+        fprintf(stderr, "onehop perf: ended by signal %d (%s)\n", signal_number,
+                strsignal(signal_number));
     signal(signal_number, SIG_DFL);
     raise(signal_number);
     sigprocmask(SIG_SETMASK, mask, NULL);
@@ -145,6 +150,7 @@ int ranks_run_processes(perf_board *board, int count, rank_body body, void *user
     else
         family.code = CLI_UNSUPPORTED;
     kill_all(&family);
+    if (family.killed_by == SIGPIPE) ended_by = SIGPIPE; /* who read the table left: no lost rank */
     if (ended_by) die_by(ended_by, &mask);
     sigprocmask(SIG_SETMASK, &mask, NULL);
     if (family.killed)
@@ -197,6 +203,7 @@ bool ranks_ask_child(void (*body)(void *out), void *out, size_t bytes) {
     close(ends[1]);
     bool told = pid > 0 && read(ends[0], out, bytes) == (ssize_t)bytes;
     close(ends[0]);
-    while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
+    while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR) {
+    }
     return told;
 }
