@@ -249,12 +249,13 @@ typedef struct onehop_group_config {
 
 /* Collective: returns when all ranks have called it, on all ranks alike. Errors: NULL, RANK,
  * WORLD_SIZE, ENVIRONMENT, DUPLICATE_RANK, MISSING_PEER (names the ranks that did not come),
- * DISAGREEMENT (version or world size), SEVERAL_HOSTS, SYSTEM. Since 0.1. */
+ * PEER_FAILED (a peer died meanwhile), DISAGREEMENT (version or world size), SEVERAL_HOSTS,
+ * STRUCT_SIZE, MEMORY, SYSTEM. Since 0.1. */
 ONEHOP_API onehop_result onehop_group_open(const onehop_group_config *config,
                                            onehop_group **group_out);
 
 /* A group within this process: groups_out[0..world_size-1] are its ranks, to be used by one thread
- * each. Not collective. Errors: NULL, WORLD_SIZE, MEMORY. Since 0.1. */
+ * each. Not collective. Errors: NULL, WORLD_SIZE, ENVIRONMENT, MEMORY. Since 0.1. */
 ONEHOP_API onehop_result onehop_group_open_local(int world_size, onehop_group **groups_out);
 
 /* Local. Objects made from the group must be gone before. */
@@ -265,7 +266,9 @@ ONEHOP_API int onehop_group_size(const onehop_group *group);
 
 /* Collective all-gather of `bytes` (at most 16 MiB, the same on all ranks) through the group; `recv`
  * holds world_size * bytes. For callers that bring their own storage and need to exchange handles.
- * Errors: NULL, ARGUMENT, MISSING_PEER (deadline), PEER_LOST. Since 0.1. */
+ * A group belongs to the process that opened it: a forked child may only close it. After a failure other than
+ * NULL and ARGUMENT the group is broken and must be closed. Errors: NULL, ARGUMENT, STATE (forked),
+ * MISSING_PEER (deadline), PEER_LOST, DISAGREEMENT (sizes differ), SYSTEM. Since 0.1. */
 ONEHOP_API onehop_result onehop_group_allgather(onehop_group *group, const void *send, void *recv,
                                                 size_t bytes);
 
@@ -283,7 +286,8 @@ ONEHOP_API onehop_result onehop_group_shrink(onehop_group *group, const int *los
 
 /* `bytes` of zeroed memory on `device` that peers can map, so that captured calls read and write it
  * without a copy. On the host it is memory of a sealed memfd. Aligned to a page at least. Not
- * collective. Errors: NULL, ARGUMENT (0 bytes), NO_DEVICE, MEMORY, DRIVER, SYSTEM. Since 0.1. */
+ * collective. Kind AUTO chooses as onehop_create does. Errors: NULL, ARGUMENT (0 bytes), ENVIRONMENT, NO_DEVICE,
+ * UNSUPPORTED, MEMORY, DRIVER, SYSTEM. Since 0.1. */
 ONEHOP_API onehop_result onehop_mem_alloc(onehop_device device, size_t bytes, void **ptr_out);
 
 /* Frees what onehop_mem_alloc returned; no call that uses the memory may be in flight. */
@@ -541,7 +545,8 @@ ONEHOP_API onehop_result onehop_get_stats(const onehop_t *context, onehop_stats 
 /* ---- host streams ---------------------------------------------------------------------------- */
 
 /* A queue with a worker thread, for the host device: what a CUDA stream is to a GPU. Needed when one thread
- * drives several ranks, and for capture and replay. */
+ * drives several ranks, and for capture and replay. Not usable in a forked child. A handle that is no host stream
+ * gives STREAM. */
 typedef struct onehop_host_graph onehop_host_graph;
 
 /* Errors: NULL, MEMORY, SYSTEM. Since 0.1. */

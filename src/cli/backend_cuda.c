@@ -17,7 +17,7 @@ enum {
     CU_ATTRIBUTE_CLOCK_KHZ = 13,
     CU_ATTRIBUTE_MEMORY_CLOCK_KHZ = 36,
     CU_ATTRIBUTE_L2_BYTES = 38,
-    CU_CAPTURE_THREAD_LOCAL = 1,
+    CU_CAPTURE_RELAXED = 2, /* one thread may capture one rank while it instantiates another */
 };
 
 typedef struct CUgraphExec_st *cu_graph_exec;
@@ -182,7 +182,7 @@ static onehop_result cuda_fill(backend_rank *rank, void *to, int byte, size_t by
 }
 
 static onehop_result cuda_capture_begin(backend_rank *rank) {
-    IN_CONTEXT(rank, tool.cuStreamBeginCapture_v2(rank->stream, CU_CAPTURE_THREAD_LOCAL),
+    IN_CONTEXT(rank, tool.cuStreamBeginCapture_v2(rank->stream, CU_CAPTURE_RELAXED),
                "cuStreamBeginCapture");
     return ONEHOP_OK;
 }
