@@ -107,8 +107,11 @@ static inline void watchdog_bark(int signal_number) {
     _exit(1);
 }
 
+static pid_t harness_main_pid;
+
 /* Ends this process with status 1 after `seconds`. Ranks started later inherit what is left. */
 static inline void watchdog(unsigned seconds) {
+    harness_main_pid = getpid();
     signal(SIGALRM, watchdog_bark);
     alarm(seconds);
 }
@@ -207,6 +210,14 @@ static inline int count_fds(void) {
     while (readdir(directory)) count++;
     closedir(directory);
     return count - 3; /* ".", ".." and the directory itself */
+}
+
+/* A group name that is `name` in this run of the test only: the same test may run beside it. Owned
+ * by the calling thread until its next call. */
+static inline const char *own_name(const char *name) {
+    static _Thread_local char text[128];
+    snprintf(text, sizeof text, "test %ld %s", (long)harness_main_pid, name);
+    return text;
 }
 
 /* Small repeatable random numbers (splitmix64). */

@@ -90,12 +90,25 @@ static onehop_result new_record(const oh_cuda_device *device, size_t bytes, memo
     return ONEHOP_OK;
 }
 
-/* Rights are additive: only the named GPU's change. */
+/* Rights are additive: only the named GPU's change. Two ranks of one GPU may ask at the same time, and the driver
+ * refuses the second of two such calls in flight (CUDA_ERROR_ALREADY_MAPPED): one at a time. */
+static oh_cu_result set_access(memory *m, uint64_t bit, const oh_cu_access *access) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    oh_cu_result result = OH_CU_SUCCESS;
+    pthread_mutex_lock(&lock);
+    if (!(atomic_load_explicit(&m->reachable, memory_order_relaxed) & bit))
+        result = oh_cu.cuMemSetAccess(m->address, m->bytes, access, 1);
+    if (result == OH_CU_SUCCESS)
+        atomic_fetch_or_explicit(&m->reachable, bit, memory_order_release);
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
 static onehop_result give_access(const oh_cuda_device *device, memory *m) {
     uint64_t bit = device->ordinal < 64 ? (uint64_t)1 << device->ordinal : 0;
     oh_cu_access access = {{OH_CU_LOCATION_DEVICE, device->ordinal}, OH_CU_ACCESS_READWRITE};
     if (atomic_load_explicit(&m->reachable, memory_order_acquire) & bit) return ONEHOP_OK;
-    oh_cu_result result = oh_cu.cuMemSetAccess(m->address, m->bytes, &access, 1);
+    oh_cu_result result = set_access(m, bit, &access);
     if (result == OH_CU_INVALID_DEVICE || result == OH_CU_NOT_SUPPORTED ||
         result == OH_CU_PEER_UNSUPPORTED)
         return oh_cuda_error_as(
@@ -106,7 +119,6 @@ static onehop_result give_access(const oh_cuda_device *device, memory *m) {
     if (result != OH_CU_SUCCESS)
         return oh_cuda_error(result, "cuMemSetAccess", "giving GPU %d access to %zu bytes",
                              device->ordinal, m->bytes);
-    atomic_fetch_or_explicit(&m->reachable, bit, memory_order_release);
     return ONEHOP_OK;
 }
 
