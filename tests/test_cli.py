@@ -1,0 +1,412 @@
+# labels: quick serial timeout=300
+"""The command line as a user meets it: flags, tables, JSON, exit codes, lost ranks, Ctrl-C."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+BUILD = os.environ.get(
+    "ONEHOP_BUILD_DIR", os.path.join(os.path.dirname(__file__), "..", "build", "release")
+)
+TOOL = os.path.join(BUILD, "onehop")
+SMALL = ["--device", "host", "-g", "2", "-b", "1K", "-e", "64K"]
+# A run that lasts until somebody ends it.
+ENDLESS = [
+    "--device",
+    "host",
+    "-g",
+    "3",
+    "-b",
+    "1K",
+    "-e",
+    "4K",
+    "-f",
+    "2",
+    "-n",
+    "50000",
+    "-w",
+    "1000000",
+]
+LIMIT = 120
+
+CLEAN_ENV = {
+    key: value
+    for key, value in os.environ.items()
+    if key
+    not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    and not key.startswith("ONEHOP_")
+    or key in ("ONEHOP_BUILD_DIR", "ONEHOP_SOURCE_DIR")
+}
+
+
+def run(*args, env=None, limit=LIMIT):
+    return subprocess.run(
+        [TOOL, *args],
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        env={**CLEAN_ENV, **(env or {})},
+    )
+
+
+def start(*args, env=None):
+    return subprocess.Popen(
+        [TOOL, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**CLEAN_ENV, **(env or {})},
+    )
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(word) for word in file.read().split()]
+
+
+def has_gpu():
+    return "cuda 0" in run("info").stdout
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def rows(table):
+    return [
+        line.split() for line in table.splitlines() if line.strip() and not line.startswith("#")
+    ]
+
+
+class Flags(unittest.TestCase):
+    def refused(self, args, *words):
+        done = run("perf", *args)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        for word in words:
+            self.assertIn(word, done.stderr)
+        self.assertEqual(done.stdout, "")
+
+    def test_bad_values_are_refused_by_name(self):
+        for args, words in (
+            (["-b", "1X"], ["-b", "1X"]),
+            (["-b", "1KB"], ["-b", "1KB"]),
+            (["-b", "-1"], ["-b", "-1"]),
+            (["-b", " 1"], ["-b"]),
+            (["-b", "0x10"], ["-b", "0x10"]),
+            (["-b", "1.5K"], ["-b", "1.5K"]),
+            (["-b", "0"], ["-b", "0"]),
+            (["-e", "99999999999999999999"], ["-e", "99999999999999999999"]),
+            (["-e"], ["-e", "value"]),
+            (["-f", "1"], ["-f", "1"]),
+            (["-g", "17"], ["-g", "17"]),
+            (["-g", "0"], ["-g", "0"]),
+            (["-g", "2K"], ["-g", "2K"]),
+            (["-n", "many"], ["-n", "many"]),
+            (["-c", "2"], ["-c", "2"]),
+            (["-d", "int8"], ["-d", "int8", "bfloat16"]),
+            (["-o", "max"], ["-o", "max", "sum"]),
+            (["--device", "tpu"], ["--device", "tpu"]),
+            (["--layout=ring"], ["--layout", "ring"]),
+            (["--eager=1"], ["--eager"]),
+            (["--bogus"], ["--bogus"]),
+            (["-z"], ["-z"]),
+            (["stray"], ["stray"]),
+            (["--device", "host", "--algo", "ring"], ["--algo", "ring", "1shot_push"]),
+            (["--device", "host", "-b", "4K", "-e", "1K"], ["-b", "-e"]),
+            (["--device", "host", "-b", "2"], ["-b", "element"]),
+            (["--device", "host", "--eager", "-G", "3"], ["--eager", "-G"]),
+            (["--device", "host", "--ranks-per-device", "2"], ["--ranks-per-device"]),
+            (["--device", "host", "-J", "/nonexistent/x.json"], ["-J", "/nonexistent/x.json"]),
+        ):
+            with self.subTest(args=args):
+                self.refused(args, *words)
+
+    def test_bad_environment_is_refused_by_name(self):
+        for env, word in (
+            ({"RANK": "0"}, "WORLD_SIZE"),
+            ({"WORLD_SIZE": "2"}, "RANK"),
+            ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK"),
+            ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK"),
+            ({"RANK": "0", "WORLD_SIZE": "17"}, "WORLD_SIZE"),
+            ({"ONEHOP_DEVICE": "tpu"}, "ONEHOP_DEVICE"),
+            ({"ONEHOP_TIMEOUT_MS": "soon"}, "ONEHOP_TIMEOUT_MS"),
+            ({"ONEHOP_ISA": "mmx"}, "ONEHOP_ISA"),
+        ):
+            with self.subTest(env=env):
+                args = [] if "ONEHOP_DEVICE" in env else ["--device", "host"]
+                done = run("perf", *args, "-e", "1K", env=env)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertIn(word, done.stderr)
+
+    def test_commands(self):
+        self.assertEqual(run().returncode, 2)
+        self.assertEqual(run("dance").returncode, 2)
+        for args in (
+            ["help"],
+            ["--help"],
+            ["version"],
+            ["help", "perf"],
+            ["perf", "-h"],
+            ["info", "--help"],
+        ):
+            with self.subTest(args=args):
+                done = run(*args)
+                self.assertEqual(done.returncode, 0)
+                self.assertTrue(done.stdout)
+        self.assertIn("--rotate", run("perf", "--help").stdout)
+
+    def test_sizes(self):
+        done = run(
+            "perf",
+            "--device=host",
+            "-g2",
+            "-b3k",
+            "--maxbytes",
+            "48K",
+            "-f",
+            "16",
+            "-n",
+            "20",
+            "-d",
+            "half",
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(
+            [(row[0], row[1]) for row in rows(done.stdout)], [("3072", "1536"), ("49152", "24576")]
+        )
+
+
+class Perf(unittest.TestCase):
+    def good(self, *args, env=None):
+        done = run("perf", *args, env=env)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"(?m)^# 0 wrong\n\Z")
+        self.assertIn("# Out of bounds values : 0 OK", done.stdout)
+        self.assertRegex(done.stdout, r"# Avg bus bandwidth +: \d")
+        return done.stdout
+
+    def test_table(self):
+        table = self.good(*SMALL)
+        for word in (
+            "size",
+            "count",
+            "type",
+            "redop",
+            "root",
+            "algbw",
+            "busbw",
+            "#wrong",
+            "p50",
+            "p99",
+            "%floor",
+        ):
+            self.assertIn(word, table)
+        lines = rows(table)
+        self.assertEqual([line[0] for line in lines], ["1024", "4096", "16384", "65536"])
+        for line in lines:
+            self.assertEqual(line[2:5], ["float32", "sum", "-1"])
+            self.assertEqual((line[8], line[15]), ("0", "0"))
+            self.assertGreater(float(line[5]), 0)
+            self.assertLessEqual(float(line[9]), float(line[10]))
+
+    def test_layouts_and_types(self):
+        for layout in ("process", "thread", "single"):
+            for dtype in ("float", "half", "bfloat16"):
+                with self.subTest(layout=layout, dtype=dtype):
+                    self.good(
+                        "--device",
+                        "host",
+                        "-g",
+                        "3",
+                        "-b",
+                        "1K",
+                        "-e",
+                        "256K",
+                        "-f",
+                        "16",
+                        "-n",
+                        "20",
+                        "--layout",
+                        layout,
+                        "-d",
+                        dtype,
+                    )
+
+    def test_graphs(self):
+        for layout in ("process", "thread", "single"):
+            with self.subTest(layout=layout):
+                table = self.good(*SMALL, "-G", "4", "-n", "7", "--layout", layout)
+                self.assertIn("graph: 4", table)
+
+    def test_one_rank(self):
+        self.good("--device", "host", "-g", "1", "-e", "64K", "-n", "20")
+
+    def test_options(self):
+        self.good(*SMALL, "-n", "20", "--rotate")
+        self.good(*SMALL, "-n", "20", "--algo", "1shot_push")
+        done = run("perf", *SMALL, "-n", "20", "-c", "0")
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("N/A", done.stdout)
+
+    def test_json(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "out.json")
+            self.good(*SMALL, "-n", "20", "-J", path)
+            self.assertEqual(os.listdir(folder), ["out.json"])
+            with open(path) as file:
+                data = json.load(file)
+        self.assertEqual(data["schema"], "onehop-perf/1")
+        self.assertEqual(data["ranks"], 2)
+        for key in (
+            "machine",
+            "cpu",
+            "driver",
+            "clocks",
+            "version",
+            "commit",
+            "args",
+            "devices",
+            "time",
+        ):
+            self.assertIn(key, data)
+        self.assertEqual([row["size"] for row in data["results"]], [1024, 4096, 16384, 65536])
+        for row in data["results"]:
+            for side in ("out_of_place", "in_place"):
+                self.assertEqual(row[side]["wrong"], 0)
+                for key in ("time_us", "p50", "p99", "algbw", "busbw", "percent_of_floor"):
+                    self.assertGreater(row[side][key], 0, key)
+
+    def test_torchrun(self):
+        env = {
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(os.getpid()),
+        }
+        ranks = [
+            start(
+                "perf",
+                "--device",
+                "host",
+                "-e",
+                "16K",
+                "-n",
+                "20",
+                env={**env, "RANK": str(r), "LOCAL_RANK": str(r)},
+            )
+            for r in range(2)
+        ]
+        outputs = [rank.communicate(timeout=LIMIT) for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [0, 0], outputs)
+        self.assertIn("# 0 wrong", outputs[0][0])
+        self.assertEqual(outputs[1][0], "")
+
+    def test_unsupported(self):
+        done = run("perf", "--device", "host", "--compare", "nccl")
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("--compare", done.stderr)
+        if has_gpu():
+            self.skipTest("there is a GPU")
+        done = run("perf", "--device", "cuda")
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("--device cuda", done.stderr)
+
+    def test_info(self):
+        done = run("info")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for word in (
+            "devices",
+            "host:",
+            "instruction set",
+            "memory per rank",
+            "oldest driver",
+            "ONEHOP_TIMEOUT_MS",
+        ):
+            self.assertIn(word, done.stdout)
+
+
+class Faults(unittest.TestCase):
+    def read_header(self, process):
+        for line in process.stdout:
+            if re.match(r"# +\(B\)", line):
+                return
+        self.fail("no header: " + process.stderr.read())
+
+    def started(self, env=None):
+        """A run that is past its header: all ranks are up."""
+        process = start("perf", *ENDLESS, env=env)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        self.read_header(process)
+        ranks = children(process.pid)
+        self.assertEqual(len(ranks), 3)
+        time.sleep(0.2)
+        return process, ranks
+
+    def gone(self, pids, within):
+        deadline = time.monotonic() + within
+        while any(alive(pid) for pid in pids):
+            self.assertLess(time.monotonic(), deadline, "processes are left")
+            time.sleep(0.01)
+
+    def test_killed_rank(self):
+        for victim in range(3):
+            with self.subTest(victim=victim):
+                process, ranks = self.started()
+                began = time.monotonic()
+                os.kill(ranks[victim], signal.SIGKILL)
+                self.assertEqual(process.wait(timeout=LIMIT), 4)
+                self.assertLess(time.monotonic() - began, 2)
+                self.assertIn(f"rank {victim} ", process.stderr.read())
+                self.gone(ranks, 1)
+
+    def test_interrupt_and_terminate(self):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            with self.subTest(signal=number):
+                process, ranks = self.started()
+                process.send_signal(number)
+                self.assertEqual(process.wait(timeout=LIMIT), -number)
+                self.gone(ranks, 1)
+
+    def test_killed_parent(self):
+        process, ranks = self.started()
+        process.kill()
+        process.wait()
+        self.gone(ranks, 1)
+
+    def test_killed_rank_under_torchrun(self):
+        env = {"WORLD_SIZE": "2", "MASTER_ADDR": "lost", "MASTER_PORT": str(os.getpid())}
+        args = [arg for arg in ENDLESS if arg not in ("-g", "3")]
+        ranks = [start("perf", *args, env={**env, "RANK": str(r)}) for r in range(2)]
+        try:
+            self.read_header(ranks[0])
+            time.sleep(0.2)
+            ranks[1].kill()
+            self.assertEqual(ranks[0].wait(timeout=LIMIT), 4)
+            self.assertIn("rank 1", ranks[0].stderr.read())
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.communicate()
+
+    def test_silent_rank(self):
+        process, ranks = self.started(env={"ONEHOP_TIMEOUT_MS": "1000"})
+        os.kill(ranks[1], signal.SIGSTOP)
+        self.assertEqual(process.wait(timeout=LIMIT), 4)
+        self.assertIn("rank 1", process.stderr.read())
+        self.gone(ranks, 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
