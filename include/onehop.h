@@ -245,6 +245,7 @@ typedef struct onehop_group_config {
     onehop_pass_fd_fn pass_fd;
     void *user;
     uint32_t timeout_ms; /* how long to wait for all ranks; 0: ONEHOP_INIT_TIMEOUT_MS or 300000 */
+    uint32_t reserved;   /* 0 */
 } onehop_group_config;
 
 /* Collective: returns when all ranks have called it, on all ranks alike. Errors: NULL, RANK,
@@ -337,6 +338,7 @@ typedef struct onehop_layout {
     size_t pull_bytes;
     uint32_t max_blocks;
     uint32_t max_rows;
+    uint64_t reserved[4]; /* 0 in this version */
 } onehop_layout;
 
 /* Pure function. Errors: NULL, STRUCT_SIZE, ARGUMENT, WORLD_SIZE. Since 0.1. */
@@ -357,13 +359,14 @@ typedef struct onehop_comm_config {
     onehop_device device; /* kind CUDA or HOST */
     int rank;
     int world_size;
-    onehop_layout_config layout;          /* as given to onehop_layout_get */
+    const onehop_layout_config *layout;   /* as given to onehop_layout_get; read during the call only */
     void *symmetric[ONEHOP_MAX_RANKS];    /* address here of each rank's slab, own included */
     void *local;                          /* local_bytes */
     void *host;                           /* host_bytes */
     uint32_t ranks_per_device;            /* most ranks that share a GPU; 0: 1 */
     uint32_t timeout_ms;                  /* deadline of a call; 0: ONEHOP_TIMEOUT_MS or 300000 */
     uint32_t flags;                       /* ONEHOP_FLAG_* */
+    uint32_t reserved;                    /* 0 */
 } onehop_comm_config;
 
 /* Initialises one rank's memory: push slots to 0xFF, everything else to zero. To be called by every
@@ -431,8 +434,9 @@ typedef struct onehop_config {
     uint32_t max_blocks;
     uint32_t max_rows;
     uint32_t timeout_ms;      /* deadline of a call; 0: ONEHOP_TIMEOUT_MS or 300000 */
-    uint32_t init_timeout_ms; /* deadline of collective set-up calls; 0: ONEHOP_INIT_TIMEOUT_MS or 300000 */
+    uint32_t init_timeout_ms; /* deadline of collective set-up calls; 0: the group's, ONEHOP_INIT_TIMEOUT_MS or 300000 */
     uint32_t flags;           /* ONEHOP_FLAG_* */
+    uint32_t reserved;        /* 0 */
 } onehop_config;
 
 /* Collective: succeeds on all ranks or fails on all with the same message. World size 1 allocates nothing.
@@ -445,8 +449,8 @@ ONEHOP_API onehop_result onehop_create(const onehop_config *config, onehop_t **c
 ONEHOP_API onehop_result onehop_create_all(const onehop_config *config, int n,
                                            const onehop_device *devices, onehop_t **contexts_out);
 
-/* Local, never waits for a peer. Waits for this rank's own calls in flight, at most to their deadline.
- * Peers that still call get PEER_LOST. */
+/* Local, never waits for a peer. Waits for this rank's own eager calls in flight, at most to their deadline; replays
+ * of graphs must have ended. Peers that still call get PEER_LOST. */
 ONEHOP_API void onehop_destroy(onehop_t *context);
 
 ONEHOP_API int onehop_rank(const onehop_t *context);
@@ -482,6 +486,7 @@ typedef struct onehop_choice {
     uint32_t blocks;
     uint32_t threads;
     uint32_t chunks; /* pieces the message is cut into; 1 if it fits */
+    uint32_t reserved[3];
 } onehop_choice;
 
 /* What onehop_all_reduce would do with such a call: exactly what it does. Pure function of the context's
@@ -513,7 +518,8 @@ typedef struct onehop_failure {
     uint32_t site;        /* place in the protocol, see docs/design.md */
     uint32_t expected;    /* word the wait or the comparison wanted */
     uint32_t seen;        /* word it found */
-    char text[160];       /* the same as a sentence */
+    char text[164];       /* the same as a sentence */
+    uint32_t reserved[8];
 } onehop_failure;
 
 /* Looks at the peers and at the record without waiting. Returns OK or the -3xx error; failure_out may be
@@ -537,6 +543,7 @@ typedef struct onehop_stats {
     uint64_t host_bytes;
     uint32_t rows_used;
     uint32_t rows_total;
+    uint64_t reserved[8];
 } onehop_stats;
 
 /* Errors: NULL. Since 0.1. */

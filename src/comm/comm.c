@@ -22,9 +22,10 @@ static onehop_result check_config(const onehop_comm_config *c) {
     if (c->rank < 0 || c->rank >= c->world_size)
         return oh_error(ONEHOP_ERR_RANK, "communicator: rank is %d, expected 0..%d", c->rank,
                         c->world_size - 1);
-    if (c->layout.world_size != c->world_size)
+    if (!c->layout) return oh_error(ONEHOP_ERR_NULL, "communicator: layout is NULL");
+    if (c->layout->world_size != c->world_size)
         return oh_error(ONEHOP_ERR_WORLD_SIZE, "communicator: layout is for %d ranks, world size is %d",
-                        c->layout.world_size, c->world_size);
+                        c->layout->world_size, c->world_size);
     if (c->flags & ~(ONEHOP_FLAG_EARLY_TRIGGER | ONEHOP_FLAG_SHARE_GPU))
         return oh_error(ONEHOP_ERR_ARGUMENT, "communicator: flags 0x%x has unknown bits", c->flags);
     for (int r = 0; r < c->world_size && !result; r++)
@@ -94,8 +95,8 @@ static void fill_template(onehop_comm *comm, const onehop_comm_config *c, void *
     a->phase_bytes = a->planes.slot_bytes * (oh_u64)c->world_size;
     for (int k = 0; k < c->world_size - 1; k++) {
         const int peer = (c->rank + 1 + k) % c->world_size, source = k + (k >= c->rank);
-        a->there[k] = a->slabs[peer] + a->planes.push + a->planes.slot_bytes * (oh_u64)c->rank;
-        a->from[k] = a->slabs[c->rank] + a->planes.push + a->planes.slot_bytes * (oh_u64)source;
+        a->peers[k].there = a->slabs[peer] + a->planes.push + a->planes.slot_bytes * (oh_u64)c->rank;
+        a->peers[k].from = a->slabs[c->rank] + a->planes.push + a->planes.slot_bytes * (oh_u64)source;
     }
     a->rank = (uint32_t)c->rank;
     a->world = (uint32_t)c->world_size;
@@ -110,7 +111,7 @@ static onehop_result comm_init(onehop_comm *comm, const onehop_comm_config *c) {
     comm->dispatch.kind = comm->device->ops->kind;
     comm->dispatch.world = c->world_size;
     comm->page = c->host;
-    onehop_result result = oh_layout_plan(&c->layout, &layout, &comm->dispatch.planes);
+    onehop_result result = oh_layout_plan(c->layout, &layout, &comm->dispatch.planes);
     if (!result) result = resolve_timeout(c->timeout_ms, &comm->timeout_ms);
     if (!result) result = comm->device->ops->host_address(comm->device, c->host, &device_page);
     if (result) return result;
@@ -147,12 +148,17 @@ onehop_result onehop_comm_create(const onehop_comm_config *config, onehop_comm *
     if (!config || !comm_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_comm_create: %s is NULL", config ? "comm_out" : "config");
     onehop_comm_config known;
+    onehop_layout_config layout;
     oh_device *device = NULL;
     onehop_result result = oh_config_copy(&known, sizeof known, config, "onehop_comm_config");
-    if (!result) {
-        known.layout.device_kind = known.device.kind;
-        result = oh_device_open(known.device, 0, &device);
+    if (!result && known.layout) {
+        result = oh_config_copy(&layout, sizeof layout, known.layout, "onehop_layout_config");
+        known.layout = &layout;
     }
+    if (!result) result = oh_device_open(known.device, 0, &device);
+    if (!result && known.layout && layout.device_kind != device->ops->kind)
+        result = oh_error(ONEHOP_ERR_ARGUMENT, "communicator: layout is for device kind %d, the device is of kind %d",
+                          (int)layout.device_kind, (int)device->ops->kind);
     if (!result) result = oh_comm_open(&known, device, true, NULL, comm_out);
     if (result && device) device->ops->close(device);
     return result;

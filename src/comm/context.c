@@ -28,6 +28,13 @@ static onehop_result make_alone(onehop_t *ctx) {
     return result;
 }
 
+/* Values that nothing else asks for on every path; a wrong one is refused, not ignored. */
+static onehop_result check_environment(void) {
+    int64_t unused;
+    onehop_result result = oh_log_check();
+    return result ? result : oh_env_integer(OH_ENV_MULTICAST, 0, 1, 0, &unused);
+}
+
 static onehop_result local_rank_of(int rank, int *out) {
     int64_t value;
     onehop_result result = oh_env_integer(OH_ENV_LOCAL_RANK, 0, INT32_MAX, rank, &value);
@@ -80,6 +87,8 @@ static onehop_result open_group(onehop_t *ctx) {
         onehop_result result = onehop_group_open(&g, &ctx->group);
         if (result) return result;
         ctx->owns_group = true;
+    } else if (c->init_timeout_ms) {
+        oh_rendezvous_set_timeout_ms(ctx->group, c->init_timeout_ms);
     }
     ctx->rank = onehop_group_rank(ctx->group);
     ctx->world = onehop_group_size(ctx->group);
@@ -92,7 +101,7 @@ onehop_result onehop_create(const onehop_config *config, onehop_t **context_out)
     onehop_t *ctx = calloc(1, sizeof *ctx);
     if (!ctx) return oh_error(ONEHOP_ERR_MEMORY, "onehop_create: no memory");
     onehop_result result = oh_config_copy(&ctx->config, sizeof ctx->config, config, "onehop_config");
-    if (!result) result = oh_log_check();
+    if (!result) result = check_environment();
     if (!result) result = open_group(ctx);
     if (!result) result = ctx->world == 1 ? make_alone(ctx) : set_up(ctx);
     if (result) {
@@ -128,7 +137,7 @@ onehop_result onehop_create_all(const onehop_config *config, int n, const onehop
     if (n < 1 || n > ONEHOP_MAX_RANKS)
         return oh_error(ONEHOP_ERR_WORLD_SIZE, "onehop_create_all: n is %d, expected 1..%d", n, ONEHOP_MAX_RANKS);
     onehop_result result = oh_config_copy(&known, sizeof known, config, "onehop_config");
-    if (!result) result = oh_log_check();
+    if (!result) result = check_environment();
     if (!result && (known.group || known.rank || known.world_size || known.name))
         result = oh_error(ONEHOP_ERR_ARGUMENT,
                           "onehop_create_all: group, rank, world_size and name must be zero; all ranks are here");

@@ -24,7 +24,6 @@ typedef struct oh_introduction {
     uint32_t handle_kinds;
     uint64_t push_bytes, pull_bytes;
     char bus_id[32]; /* to count the ranks that share a GPU */
-    uint64_t process;
 } oh_introduction;
 
 typedef struct oh_offer {

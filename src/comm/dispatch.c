@@ -18,7 +18,7 @@ typedef struct row {
 
 static const row table[] = {
     /* Two H200 over NVLink, bf16, graphs, 2026-11-29: best grid of a sweep, W=2; other W taken from it. */
-    {ONEHOP_DEVICE_CUDA, 2, 16, 1 * K, ONEHOP_1SHOT_PUSH, 2, 32},
+    {ONEHOP_DEVICE_CUDA, 2, 16, 1 * K, ONEHOP_1SHOT_PUSH, 2, 64},
     {ONEHOP_DEVICE_CUDA, 2, 16, 4 * K, ONEHOP_1SHOT_PUSH, 2, 128},
     {ONEHOP_DEVICE_CUDA, 2, 16, 16 * K, ONEHOP_1SHOT_PUSH, 8, 128},
     {ONEHOP_DEVICE_CUDA, 2, 16, 64 * K, ONEHOP_1SHOT_PUSH, 32, 128},
@@ -89,7 +89,7 @@ static onehop_result choose_grid(const oh_dispatch *d, const onehop_call *call, 
 
 onehop_result oh_dispatch_choose(const oh_dispatch *d, size_t bytes, onehop_dtype dtype,
                                  const onehop_call *call, oh_plan *plan_out) {
-    oh_plan plan = {{ONEHOP_LOCAL_COPY, ONEHOP_SOURCE_NONE, 0, 0, 1}, -1, bytes};
+    oh_plan plan = {{ONEHOP_LOCAL_COPY, ONEHOP_SOURCE_NONE, 0, 0, 1, {0}}, -1, bytes};
     const onehop_algorithm forced = call ? call->algorithm : ONEHOP_ALGORITHM_AUTO;
     if (call && call->source != ONEHOP_SOURCE_NONE)
         return oh_error(ONEHOP_ERR_ALGORITHM, "source %s belongs to pull algorithms, which this version lacks",

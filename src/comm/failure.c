@@ -123,7 +123,6 @@ onehop_result oh_comm_load_u64s(onehop_comm *comm, uint64_t address, uint64_t *v
 }
 
 onehop_result oh_comm_set_timeout(onehop_comm *comm, uint32_t timeout_ms) {
-    comm->timeout_ms = timeout_ms;
     return oh_comm_store_u64(comm, OH_MEMBER(comm->args.local, oh_local, deadline_ns), timeout_ms * 1000000ull);
 }
 
@@ -202,9 +201,8 @@ static bool made_next_call(onehop_comm *comm, int peer) {
     const uint32_t epoch = OH_EPOCH_NEXT(last_epoch(comm));
     const int home = comm->dispatch.kind == ONEHOP_DEVICE_HOST ? peer : comm->rank;
     uint64_t word = 0;
-    if (oh_comm_load_u64s(comm, OH_MEMBER(control_of(comm, home), oh_control, lines[epoch & 1][peer].signature), &word, 1))
-        return false;
-    return (uint32_t)word == epoch;
+    const uint64_t line = OH_MEMBER(control_of(comm, home), oh_control, lines[epoch & 1][peer].signature);
+    return !oh_comm_load_u64s(comm, line, &word, 1) && (uint32_t)word == epoch;
 }
 
 static void mark_left(onehop_comm *comm, int rank) {

@@ -43,7 +43,6 @@ onehop_result oh_context_introduce(onehop_t *ctx, int local_rank, oh_introductio
     out->push_bytes = c->push_bytes ? c->push_bytes : slot_for(c->max_bytes);
     out->pull_bytes = c->pull_bytes;
     memcpy(out->bus_id, ctx->info.bus_id, sizeof out->bus_id);
-    out->process = (uint64_t)getpid();
     return ONEHOP_OK;
 }
 
@@ -68,6 +67,12 @@ static onehop_result compare(const oh_introduction *all, int rank) {
     return result;
 }
 
+/* Without a group all ranks are here. */
+static bool same_process(const onehop_t *ctx, int i, int j) {
+    return !ctx->group ||
+           oh_rendezvous_same_process(ctx->group, i) == oh_rendezvous_same_process(ctx->group, j);
+}
+
 /* Most ranks on one GPU. Several processes there are time-sliced, milliseconds a call. */
 static onehop_result count_sharing(onehop_t *ctx, const oh_introduction *all) {
     uint32_t most = 1;
@@ -76,7 +81,7 @@ static onehop_result count_sharing(onehop_t *ctx, const oh_introduction *all) {
         for (int j = 0; j < ctx->world; j++) {
             if (!all[i].bus_id[0] || memcmp(all[i].bus_id, all[j].bus_id, sizeof all[i].bus_id)) continue;
             here++;
-            if (all[i].process != all[j].process && !(ctx->config.flags & ONEHOP_FLAG_SHARE_GPU))
+            if (!same_process(ctx, i, j) && !(ctx->config.flags & ONEHOP_FLAG_SHARE_GPU))
                 return oh_error(ONEHOP_ERR_UNSUPPORTED,
                                 "ranks %d and %d are processes on one GPU (%s), which would be time-sliced; use threads of "
                                 "one process, or ask for it with ONEHOP_FLAG_SHARE_GPU",
@@ -152,7 +157,7 @@ onehop_result oh_context_finish(onehop_t *ctx) {
     c.device = ctx->info.device;
     c.rank = ctx->rank;
     c.world_size = ctx->world;
-    c.layout = ctx->layout_config;
+    c.layout = &ctx->layout_config;
     for (int r = 0; r < ctx->world; r++) c.symmetric[r] = ctx->slabs[r].ptr;
     c.local = ctx->local;
     c.host = ctx->host;

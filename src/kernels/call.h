@@ -106,14 +106,14 @@ OH_FN oh_u32 oh_is_stale(oh_u32 epoch, oh_call_state c) {
 /* The signature block: thread t serves peers t, t + threads, ... Returns nonzero if the communicator died. What the
  * guard against overlap reads is asked for first and looked at last, so that nothing waits for it. */
 OH_FN oh_u32 oh_signature_exchange(const oh_args *a, oh_grid g, oh_call_state c) {
-    oh_u32 r, b, k, epochs[5], stale = 0, running = 0, dead = c.dead;
+    oh_u32 r, b, k, epochs[4], stale = 0, running = 0, dead = c.dead;
     OH_NO_UNROLL
     for (r = g.thread; r < a->world; r += g.threads)
         if (r != a->rank) oh_signature_send(a, c, r);
     if (g.thread == 0)
         running = oh_exchange_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, running), c.epoch);
     OH_UNROLL
-    for (k = 0; k < 5; k++) {
+    for (k = 0; k < 4; k++) {
         b = g.thread + k * g.threads;
         epochs[k] = c.epoch;
         if (b < a->planes.max_blocks) epochs[k] = (oh_u32)oh_ld_relaxed_gpu_u64(oh_epoch_word(a, b));
@@ -127,9 +127,9 @@ OH_FN oh_u32 oh_signature_exchange(const oh_args *a, oh_grid g, oh_call_state c)
         if (!v || (oh_u32)(v >> 32) != a->hash) dead = 1;
     }
     OH_UNROLL
-    for (k = 0; k < 5; k++) stale += oh_is_stale(epochs[k], c);
+    for (k = 0; k < 4; k++) stale += oh_is_stale(epochs[k], c);
     OH_NO_UNROLL
-    for (b = g.thread + 5 * g.threads; b < a->planes.max_blocks; b += g.threads)
+    for (b = g.thread + 4 * g.threads; b < a->planes.max_blocks; b += g.threads)
         stale += oh_is_stale((oh_u32)oh_ld_relaxed_gpu_u64(oh_epoch_word(a, b)), c);
     if (!dead && (stale || running == c.epoch)) {
         oh_fail(a, OH_FAIL_OVERLAP, -1, OH_SITE_ENTRY, c.epoch, running, stale);

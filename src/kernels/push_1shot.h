@@ -36,7 +36,7 @@ OH_FN void oh_push_unit(const oh_args *a, oh_u64 there, oh_unit v, oh_u32 dtype,
     const oh_unit clean = oh_sanitise(v, dtype);
     oh_u32 k;
     OH_UNROLL
-    for (k = 0; k + 1 < world; k++) oh_st_relaxed_sys_unit(a->there[k] + there, clean);
+    for (k = 0; k + 1 < world; k++) oh_st_relaxed_sys_unit(a->peers[k].there + there, clean);
 }
 
 /* Sources other than this rank, in rank order: the j-th of them. */
@@ -51,7 +51,7 @@ OH_FN oh_i32 oh_look(const oh_args *a, oh_u64 at, oh_unit *v, oh_u32 world) {
     oh_u32 j;
     OH_UNROLL
     for (j = 0; j + 1 < world; j++)
-        v[j] = oh_ld_relaxed_sys_unit(a->from[j] + at);
+        v[j] = oh_ld_relaxed_sys_unit(a->peers[j].from + at);
     OH_UNROLL
     for (j = 0; j + 1 < world; j++)
         if (missing < 0 && !oh_unit_arrived(v[j])) missing = (oh_i32)j;
@@ -77,7 +77,7 @@ OH_FN oh_unit oh_sum_sources(const oh_args *a, const oh_unit *v, oh_unit own, oh
 OH_FN void oh_rearm(const oh_args *a, oh_u64 at, oh_u32 world) {
     oh_u32 j;
     OH_UNROLL
-    for (j = 0; j + 1 < world; j++) oh_st_relaxed_sys_unit(a->from[j] + at, oh_unit_armed());
+    for (j = 0; j + 1 < world; j++) oh_st_relaxed_sys_unit(a->peers[j].from + at, oh_unit_armed());
 }
 
 /* Waits for all sources of one unit, however long. 0: the communicator died. */
@@ -121,13 +121,13 @@ OH_FN oh_i32 oh_finish_unit_any(const oh_args *a, const oh_message *m, oh_u32 un
     oh_u32 j;
     OH_NO_UNROLL
     for (j = 0; j + 1 < a->world; j++)
-        if (!oh_poll_unit(a, a->from[j] + at, oh_source(a, j), epoch, looks_at_host)) return 0;
+        if (!oh_poll_unit(a, a->peers[j].from + at, oh_source(a, j), epoch, looks_at_host)) return 0;
     own = oh_load_unit(m, unit, dtype);
     sum = oh_sum_of(own, dtype);
     OH_NO_UNROLL
     for (j = 0; j + 1 < a->world; j++) {
-        const oh_unit v = oh_ld_relaxed_sys_unit(a->from[j] + at);
-        oh_st_relaxed_sys_unit(a->from[j] + at, oh_unit_armed());
+        const oh_unit v = oh_ld_relaxed_sys_unit(a->peers[j].from + at);
+        oh_st_relaxed_sys_unit(a->peers[j].from + at, oh_unit_armed());
         /* Own value stands before source j if j is this rank's number, after all if there is no such j. */
         if (j == a->rank && j > 0) sum = oh_sum_add(sum, own, dtype);
         sum = j == 0 && a->rank > 0 ? oh_sum_of(v, dtype) : oh_sum_add(sum, v, dtype);

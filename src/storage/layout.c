@@ -74,6 +74,7 @@ onehop_result oh_layout_plan(const onehop_layout_config *config, onehop_layout *
     p.control = take(&slab, sizeof(oh_control));
     p.rows = oh_round_up(OH_LOCAL_EPOCHS + 8ull * p.max_blocks, 256);
 
+    memset(layout_out, 0, sizeof *layout_out);
     layout_out->symmetric_bytes = slab;
     layout_out->local_bytes = oh_round_up(p.rows + p.max_rows * sizeof(oh_row), 256);
     layout_out->host_bytes = oh_round_up(sizeof(oh_host_page), 256);
