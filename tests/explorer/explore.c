@@ -1,0 +1,191 @@
+/* The table of models: which must hold, which must break, and whether they do.
+ *
+ *   explore [--long] [--only TEXT] [--limit STATES] [--trace] [--unreduced]
+ *
+ * One row per model and variant. A row that holds is complete unless its result says "undecided":
+ * every reachable state was visited. A row that must break differs from a row that holds by the one
+ * thing it names, so the search is known to see what it looks for. Exit status 1: some row is not
+ * as expected. --long adds the rows that take minutes; --unreduced takes no short cut through reads
+ * (machine.c), to check that the short cut loses nothing. */
+#include "models.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef enum expectation {
+    GOOD,
+    BAD
+} expectation;
+
+typedef struct row {
+    const char *group, *variant;
+    expectation expected;
+    bool is_long;
+    model model;
+} row;
+
+/* One chunk: n units on b blocks of t threads. Many: chunks of c units. */
+#define GRID(b, t, n)       {PUSH_1SHOT, b, t, n, 0}
+#define CHUNKED(b, t, n, c) {PUSH_1SHOT, b, t, n, c}
+#define ONE(chunks)         {HOST_1SHOT, 0, 0, chunks, 0}
+#define TWO(chunks)         {HOST_2SHOT, 0, 0, chunks, 0}
+#define CALLS(...)          .calls = {__VA_ARGS__}
+
+#define WIDE_NARROW_WIDE CALLS(GRID(2, 1, 2), GRID(1, 1, 1), GRID(2, 1, 2))
+#define FIVE_GRIDS       CALLS(GRID(1, 1, 1), GRID(2, 1, 2), GRID(1, 1, 2), GRID(2, 1, 1), GRID(1, 1, 1))
+#define FIVE_SMALL       CALLS(GRID(1, 1, 1), GRID(1, 1, 1), GRID(1, 1, 1), GRID(1, 1, 1), GRID(1, 1, 1))
+#define THREE_SMALL      CALLS(GRID(1, 1, 1), GRID(1, 1, 1), GRID(1, 1, 1))
+#define FOUR_CHUNKS      CALLS(CHUNKED(1, 1, 4, 1), GRID(1, 1, 2), CHUNKED(1, 1, 3, 1))
+#define TWO_THREADS      CALLS(CHUNKED(2, 1, 6, 2), CHUNKED(1, 1, 3, 1))
+
+/* clang-format off */
+static const row rows[] = {
+    /* ---- 1shot_push: epochs, phases, signatures ---- */
+    {"1shot_push", "one small grid, five calls, W=2", GOOD, false, {.world = 2, FIVE_SMALL}},
+    {"1shot_push", "grids of 1 and 2 blocks, five calls, W=2", GOOD, false, {.world = 2, FIVE_GRIDS}},
+    {"1shot_push", "wide, narrow, wide, W=2", GOOD, false, {.world = 2, WIDE_NARROW_WIDE}},
+    {"1shot_push", "units of two words, W=2", GOOD, false, {.world = 2, .unit_words = 2, THREE_SMALL}},
+    {"1shot_push", "blocks of two threads, W=2", GOOD, false, {.world = 2, CALLS(GRID(1, 2, 2), GRID(1, 1, 1), GRID(1, 2, 2))}},
+    {"1shot_push", "epochs wrap, W=2", GOOD, false, {.world = 2, .last_epoch = 13, FIVE_SMALL}},
+    {"1shot_push", "two calls, W=3", GOOD, false, {.world = 3, .no_guard = true, CALLS(GRID(1, 1, 1), GRID(1, 1, 1))}},
+    {"1shot_push", "three calls, no guard, W=3", GOOD, true, {.world = 3, .no_guard = true, THREE_SMALL}},
+    {"1shot_push", "three calls, W=3", GOOD, true, {.world = 3, THREE_SMALL}},
+    {"1shot_push", "five calls, no signatures, W=3", GOOD, false, {.world = 3, .no_signatures = true, FIVE_SMALL}},
+    {"1shot_push", "wide, narrow, wide, no signatures, W=3", GOOD, true, {.world = 3, .no_signatures = true, WIDE_NARROW_WIDE}},
+    {"1shot_push", "five calls, W=3", GOOD, true, {.world = 3, .no_guard = true, FIVE_SMALL}},
+    {"1shot_push", "grids of 1 and 2 blocks, W=3", GOOD, true, {.world = 3, .no_guard = true, CALLS(GRID(2, 1, 2), GRID(1, 1, 1))}},
+    {"1shot_push", "grids of 2 and 3 blocks, W=2", GOOD, true, {.world = 2, CALLS(GRID(3, 1, 3), GRID(2, 1, 2), GRID(1, 1, 1), GRID(3, 1, 3))}},
+    {"1shot_push", "no signatures: data is credit enough, W=2", GOOD, false, {.world = 2, .no_signatures = true, FIVE_GRIDS}},
+    {"1shot_push", "one phase", BAD, false, {.world = 2, .no_guard = true, .one_phase = true, THREE_SMALL}},
+    {"1shot_push", "one epoch word, bumped by one block", BAD, false, {.world = 2, .no_guard = true, .epochs = EPOCH_BUMPED_BY_ONE, WIDE_NARROW_WIDE}},
+    {"1shot_push", "blocks write only their own epoch word", BAD, false, {.world = 2, .no_guard = true, .epochs = EPOCHS_OWN_ONLY, WIDE_NARROW_WIDE}},
+    {"1shot_push", "no group_sync before the epoch words", BAD, false, {.world = 2, .no_guard = true, .no_meeting = true, CALLS(GRID(1, 2, 2), GRID(1, 2, 2), GRID(1, 2, 2))}},
+    {"1shot_push", "a grid starts before the last has ended", BAD, false, {.world = 2, .no_guard = true, .overlap = true, WIDE_NARROW_WIDE}},
+    {"1shot_push", "calls do not order stores", BAD, false, {.world = 2, .no_guard = true, .no_boundary = true, THREE_SMALL}},
+    {"1shot_push", "calls do not order stores, stores in order", GOOD, false, {.world = 2, .no_guard = true, .no_boundary = true, .in_order = true, THREE_SMALL}},
+    {"1shot_push", "epochs wrap to an odd one", BAD, false, {.world = 2, .no_guard = true, .wraps_to_odd = true, .last_epoch = 13, FIVE_SMALL}},
+    /* ---- chunks ---- */
+    {"1shot_push chunks", "1, 2 and 4 chunks, W=2", GOOD, false, {.world = 2, FOUR_CHUNKS}},
+    {"1shot_push chunks", "two threads, three chunks, W=2", GOOD, false, {.world = 2, TWO_THREADS}},
+    {"1shot_push chunks", "whole chunks pushed first, W=2", GOOD, false, {.world = 2, .whole_chunks = true, CALLS(CHUNKED(1, 1, 6, 2), GRID(1, 1, 4), CHUNKED(1, 1, 4, 2))}},
+    {"1shot_push chunks", "three chunks, then one, no signatures, W=3", GOOD, false, {.world = 3, .no_signatures = true, CALLS(CHUNKED(1, 1, 3, 1), GRID(1, 1, 1))}},
+    {"1shot_push chunks", "three chunks, W=3", GOOD, true, {.world = 3, CALLS(CHUNKED(1, 1, 3, 1))}},
+    {"1shot_push chunks", "three chunks, two calls, W=3", GOOD, true, {.world = 3, .no_guard = true, CALLS(CHUNKED(1, 1, 3, 1), CHUNKED(1, 1, 3, 1))}},
+    {"1shot_push chunks", "one sub-slot", BAD, false, {.world = 2, .no_guard = true, .sub_slots = 1, FOUR_CHUNKS}},
+    {"1shot_push chunks", "a phase per chunk", BAD, false, {.world = 2, .no_guard = true, .phase_per_chunk = true, CALLS(CHUNKED(1, 1, 2, 1), CHUNKED(1, 1, 2, 1), GRID(1, 1, 1))}},
+    {"1shot_push chunks", "a phase per chunk, the last one shorter", BAD, false, {.world = 2, .no_guard = true, .phase_per_chunk = true, CALLS(CHUNKED(2, 1, 3, 2), GRID(2, 1, 2))}},
+    {"1shot_push chunks", "no fence between re-arming and push", BAD, false, {.world = 2, .no_guard = true, .no_fence = true, FOUR_CHUNKS}},
+    {"1shot_push chunks", "no fence, stores in order", GOOD, false, {.world = 2, .no_guard = true, .no_fence = true, .in_order = true, FOUR_CHUNKS}},
+    {"1shot_push chunks", "two chunks need no fence", GOOD, false, {.world = 2, .no_fence = true, CALLS(CHUNKED(1, 1, 2, 1), CHUNKED(1, 1, 4, 2), CHUNKED(1, 1, 2, 1))}},
+    {"1shot_push chunks", "a unit changes its thread from chunk to chunk", BAD, false, {.world = 2, .no_guard = true, .units_wander = true, CALLS(CHUNKED(2, 1, 6, 2))}},
+    /* ---- the same bodies on the host device: one lane, fences in place of kernels ---- */
+    {"1shot_push lane", "five grids, W=2", GOOD, false, {.world = 2, .lane = true, FIVE_GRIDS}},
+    {"1shot_push lane", "three calls, W=3", GOOD, false, {.world = 3, .lane = true, THREE_SMALL}},
+    {"1shot_push lane", "chunks, W=2", GOOD, false, {.world = 2, .lane = true, FOUR_CHUNKS}},
+    {"1shot_push lane", "no fences around a block", BAD, false, {.world = 2, .lane = true, .no_boundary = true, FIVE_GRIDS}},
+    /* ---- host_1shot ---- */
+    {"host_1shot", "one chunk, five calls, W=3", GOOD, false, {.world = 3, .lane = true, CALLS(ONE(1), ONE(1), ONE(1), ONE(1), ONE(1))}},
+    {"host_1shot", "1, 6 and 5 chunks, W=2", GOOD, false, {.world = 2, .lane = true, CALLS(ONE(6), ONE(1), ONE(5), ONE(1))}},
+    {"host_1shot", "6 and 3 chunks, W=3", GOOD, false, {.world = 3, .lane = true, CALLS(ONE(6), ONE(3), ONE(1))}},
+    {"host_1shot", "3 sub-slots", BAD, false, {.world = 2, .lane = true, .host_sub_slots = 3, CALLS(ONE(6))}},
+    {"host_1shot", "2 sub-slots", BAD, false, {.world = 2, .lane = true, .host_sub_slots = 2, CALLS(ONE(6))}},
+    {"host_1shot", "1 sub-slot", BAD, false, {.world = 2, .lane = true, .host_sub_slots = 1, CALLS(ONE(6))}},
+    {"host_1shot", "3 sub-slots, waits before it publishes", GOOD, false, {.world = 3, .lane = true, .host_sub_slots = 3, .waits_first = true, CALLS(ONE(6), ONE(5))}},
+    {"host_1shot", "2 sub-slots, waits before it publishes", BAD, false, {.world = 2, .lane = true, .host_sub_slots = 2, .waits_first = true, CALLS(ONE(6), ONE(5))}},
+    {"host_1shot", "2 sub-slots, reads before it publishes", GOOD, false, {.world = 3, .lane = true, .host_sub_slots = 2, .publishes_late = true, CALLS(ONE(6), ONE(5))}},
+    {"host_1shot", "1 sub-slot, reads before it publishes", BAD, false, {.world = 2, .lane = true, .host_sub_slots = 1, .publishes_late = true, CALLS(ONE(6))}},
+    {"host_1shot", "one half", BAD, false, {.world = 2, .lane = true, .one_phase = true, CALLS(ONE(1), ONE(1), ONE(1))}},
+    {"host_1shot", "publishes without release", BAD, false, {.world = 2, .lane = true, .publishes_relaxed = true, CALLS(ONE(3))}},
+    {"host_1shot", "one chunk, publishes without release", BAD, false, {.world = 2, .lane = true, .publishes_relaxed = true, CALLS(ONE(1))}},
+    /* ---- host_2shot ---- */
+    {"host_2shot", "4 and 3 chunks, W=2", GOOD, false, {.world = 2, .lane = true, CALLS(TWO(4), TWO(1), TWO(3))}},
+    {"host_2shot", "4 chunks, W=3", GOOD, false, {.world = 3, .lane = true, CALLS(TWO(4))}},
+    {"host_2shot", "1, 2, 3 chunks, W=3", GOOD, true, {.world = 3, .lane = true, CALLS(TWO(1), TWO(2), TWO(3))}},
+    {"host_2shot", "one staging area", BAD, false, {.world = 2, .lane = true, .stages = 1, CALLS(TWO(4))}},
+    {"host_2shot", "one result area", BAD, false, {.world = 2, .lane = true, .results = 1, CALLS(TWO(4))}},
+    {"host_2shot", "one half", BAD, false, {.world = 2, .lane = true, .one_phase = true, CALLS(TWO(1), TWO(1), TWO(1))}},
+    {"host_2shot", "publishes without release", BAD, false, {.world = 2, .lane = true, .publishes_relaxed = true, CALLS(TWO(2))}},
+    /* ---- all of the host device after each other ---- */
+    {"mixed lane", "push, host_1shot, host_2shot, W=2", GOOD, false, {.world = 2, .lane = true, CALLS(TWO(2), ONE(5), GRID(2, 1, 2), ONE(1), TWO(1), CHUNKED(1, 1, 3, 1))}},
+    {"mixed lane", "host_1shot, push, host_2shot, W=3", GOOD, false, {.world = 3, .lane = true, CALLS(ONE(1), GRID(1, 1, 1), TWO(1))}},
+};
+/* clang-format on */
+
+static const char *verdict_name(verdict v) {
+    static const char *const names[] = {"holds",     "undecided", "overwrites", "reads wrong",
+                                        "deadlocks", "unarmed",   "false alarm"};
+    return names[v];
+}
+
+static double seconds_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+typedef struct options {
+    bool is_long, trace, unreduced;
+    uint64_t limit;
+    const char *only;
+} options;
+
+/* Returns whether it came out as expected. */
+static bool run_row(const row *r, const options *o) {
+    static machine built;
+    const double start = seconds_now();
+    model_build(&r->model, &built);
+    built.branches_on_all = o->unreduced;
+    const outcome found = machine_explore(&built, o->limit, o->trace);
+    const bool holds = found.verdict == HOLDS || found.verdict == UNDECIDED;
+    const bool as_expected = r->expected == GOOD ? holds : !holds;
+    printf("%-18s %-50s %10llu %6.1f  %-11s %-6s %s\n", r->group, r->variant,
+           (unsigned long long)found.states, seconds_now() - start, verdict_name(found.verdict),
+           r->expected == GOOD ? "holds" : "breaks", as_expected ? "ok" : "NOT AS EXPECTED");
+    if (!as_expected && found.detail[0]) printf("    %s\n", found.detail);
+    fflush(stdout);
+    return as_expected;
+}
+
+static bool read_options(int argc, char **argv, options *out) {
+    *out = (options){.limit = 100000000, .only = ""};
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--long"))
+            out->is_long = true;
+        else if (!strcmp(argv[i], "--trace"))
+            out->trace = true;
+        else if (!strcmp(argv[i], "--unreduced"))
+            out->unreduced = true;
+        else if (!strcmp(argv[i], "--only") && i + 1 < argc)
+            out->only = argv[++i];
+        else if (!strcmp(argv[i], "--limit") && i + 1 < argc)
+            out->limit = strtoull(argv[++i], NULL, 10);
+        else
+            return false;
+    }
+    return true;
+}
+
+int main(int argc, char **argv) {
+    options o;
+    int wrong = 0, count = 0;
+    if (!read_options(argc, argv, &o)) {
+        fprintf(stderr,
+                "usage: %s [--long] [--only TEXT] [--limit STATES] [--trace] [--unreduced]\n",
+                argv[0]);
+        return 2;
+    }
+    printf("%-18s %-50s %10s %6s  %-11s %s\n", "model", "variant", "states", "s", "result",
+           "expected");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const row *r = &rows[i];
+        if ((r->is_long && !o.is_long) ||
+            (!strstr(r->group, o.only) && !strstr(r->variant, o.only)))
+            continue;
+        wrong += !run_row(r, &o);
+        count++;
+    }
+    printf("%d rows, %d not as expected\n", count, wrong);
+    return wrong || !count;
+}

@@ -1,0 +1,475 @@
+/* Depth-first search over the states of a machine; machine.h says what the machine is.
+ *
+ * Two kinds of steps are branched on: a pending store becomes visible; a thread reads. Everything
+ * else is done at once by `settle`, and so is every step that no other step can disturb. No state
+ * that matters is lost, since programs end, every step moves one forward, and such a step stays
+ * possible and commutes with all others: issuing a store, a fence, passing a barrier that is open:
+ * nobody sees it; reading a slot that has data: only a store into that slot does not commute, and
+ * that store is an error whether the slot has been read or not, as long as its re-arming is not
+ * visible, which remains a step of its own; reading an epoch word to which nobody else stores
+ * between the same two barriers. */
+#include "machine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MARKER 0xFFu /* the word of a pending fence */
+
+typedef struct pending {
+    uint16_t value;
+    uint8_t word, readers;
+    bool release;
+} pending;
+
+typedef struct state {
+    uint16_t at[MOST_THREADS];
+    uint8_t epoch[MOST_THREADS];
+    uint8_t pendings[MOST_THREADS];
+    uint16_t value[MOST_WORDS];
+    uint8_t unread[MOST_WORDS];
+    pending pending[MOST_THREADS][MOST_PENDING];
+} state;
+
+typedef struct frame {
+    state at;
+    int thread,
+        choice;   /* the step taken last; choice 0: the thread reads, i: its pending store i-1 */
+    bool stepped; /* any taken yet */
+} frame;
+
+typedef struct search {
+    const machine *m;
+    bool private_word[MOST_WORDS]; /* one thread alone uses it: no need to delay */
+    bool alone[MOST_THREADS]
+              [MOST_OPS]; /* OP_EPOCH: nobody else stores there between the same two barriers */
+    uint64_t *seen;
+    uint64_t seen_room, seen_count;
+    frame *stack;
+    size_t depth, room;
+    outcome result;
+} search;
+
+static void out_of(const char *what) {
+    fprintf(stderr, "explorer: out of %s\n", what);
+    exit(2);
+}
+
+/* ---- one thread's view
+ * ----------------------------------------------------------------------------------- */
+static unsigned epoch_after(const machine *m, unsigned epoch) {
+    if (epoch == EPOCH_MASK) return m->wraps_to_odd ? 3 : 2;
+    return epoch + 1;
+}
+
+static unsigned word_of(const state *x, int t, const op *o) {
+    return o->word + ((x->epoch[t] + o->flips) & 1u ? o->phase_step : 0u);
+}
+
+static bool is_pending(const state *x, int t, unsigned word, uint16_t *value_out) {
+    for (int i = x->pendings[t]; i-- > 0;)
+        if (x->pending[t][i].word == word) {
+            *value_out = x->pending[t][i].value;
+            return true;
+        }
+    return false;
+}
+
+static uint16_t value_seen(const state *x, int t, unsigned word) {
+    uint16_t value = x->value[word];
+    (void)is_pending(x, t, word, &value);
+    return value;
+}
+
+static void append(state *x, int t, pending p) {
+    if (x->pendings[t] == MOST_PENDING) out_of("pending stores");
+    x->pending[t][x->pendings[t]++] = p;
+}
+
+/* Fences with nothing before them, or no store between them, order nothing. */
+static void drop_markers(state *x, int t) {
+    int kept = 0;
+    for (int i = 0; i < x->pendings[t]; i++) {
+        const pending p = x->pending[t][i];
+        if (p.word == MARKER && (kept == 0 || x->pending[t][kept - 1].word == MARKER)) continue;
+        x->pending[t][kept++] = p;
+    }
+    x->pendings[t] = (uint8_t)kept;
+}
+
+static bool may_become_visible(const machine *m, const state *x, int t, int i) {
+    const pending *p = x->pending[t];
+    if (p[i].word == MARKER) return false;
+    if (i > 0 && (p[i].release || m->in_order)) return false;
+    for (int j = 0; j < i; j++)
+        if (p[j].word == MARKER || p[j].word == p[i].word) return false;
+    return true;
+}
+
+/* ---- a store becomes visible, a word is read
+ * ------------------------------------------------------------- */
+static bool fail(search *s, verdict v, const machine *m, int t, const char *what, unsigned word,
+                 uint16_t found, uint16_t wanted) {
+    const program *p = &m->threads[t];
+    s->result.verdict = v;
+    snprintf(s->result.detail, sizeof s->result.detail,
+             "rank %d block %d thread %d: %s %s: %u.%u there, %u.%u here", p->rank, p->block,
+             p->thread, what, m->names[word], TAG_OF(found), EPOCH_OF(found), TAG_OF(wanted),
+             EPOCH_OF(wanted));
+    return false;
+}
+
+/* False: an error, noted. */
+static bool become_visible(search *s, state *x, int t, int i) {
+    const pending p = x->pending[t][i];
+    const bool is_slot = p.word < s->m->slot_words;
+    if (is_slot ? p.value && x->value[p.word] : x->unread[p.word])
+        return fail(s, OVERWRITES, s->m, t, is_slot ? "lands on unarmed" : "overwrites unread",
+                    p.word, x->value[p.word], p.value);
+    x->value[p.word] = p.value;
+    x->unread[p.word] = p.readers;
+    x->pendings[t]--;
+    memmove(&x->pending[t][i], &x->pending[t][i + 1], sizeof p * (size_t)(x->pendings[t] - i));
+    drop_markers(x, t);
+    return true;
+}
+
+static bool may_read(const state *x, int t, const op *o, uint16_t value) {
+    switch (o->kind) {
+    case OP_AWAIT_DATA:
+        return value != 0;
+    case OP_AWAIT_EPOCH:
+        return EPOCH_OF(value) == x->epoch[t];
+    case OP_AWAIT_STEPS:
+        return EPOCH_OF(value) == x->epoch[t] && TAG_OF(value) >= o->tag;
+    default:
+        return true;
+    }
+}
+
+static bool guard_is_quiet(const machine *m, const state *x, int t, const op *o) {
+    for (unsigned w = o->word; w < o->word + (unsigned)o->span; w++) {
+        const unsigned epoch = EPOCH_OF(value_seen(x, t, w));
+        if (epoch != x->epoch[t] && epoch_after(m, epoch) != x->epoch[t]) return false;
+    }
+    return true;
+}
+
+/* False: an error, noted. */
+static bool read_word(search *s, state *x, int t, const op *o) {
+    const unsigned word = word_of(x, t, o);
+    const uint16_t value = value_seen(x, t, word);
+    if (o->kind == OP_EPOCH) {
+        x->epoch[t] = (uint8_t)epoch_after(s->m, EPOCH_OF(value));
+    } else if (o->kind == OP_GUARD) {
+        if (!guard_is_quiet(s->m, x, t, o))
+            return fail(s, FALSE_ALARM, s->m, t, "guard at", word, value, 0);
+    } else if (o->kind != OP_AWAIT_STEPS && TAG_OF(value) != o->tag) {
+        return fail(s, READS_WRONG, s->m, t, "reads", word, value, WORD(o->tag, 0));
+    }
+    x->unread[word] &= (uint8_t)~(1u << s->m->threads[t].rank);
+    x->at[t]++;
+    return true;
+}
+
+/* ---- steps done at once
+ * ---------------------------------------------------------------------------------- */
+static bool all_past(const machine *m, const state *x, int t, const op *o) {
+    for (int i = 0; i < m->thread_count; i++) {
+        const program *p = &m->threads[i], *own = &m->threads[t];
+        if (p->rank != own->rank) continue;
+        if (o->kind == OP_MEET && p->block == own->block && x->at[i] < p->met[o->call])
+            return false;
+        if (o->kind == OP_START && o->call && x->at[i] < p->ended[o->call - 1]) return false;
+    }
+    return true;
+}
+
+static void issue_store(const search *s, state *x, int t, const op *o) {
+    const unsigned epoch = x->epoch[t] + o->flips;
+    const pending p = {WORD(o->tag, o->with_epoch ? epoch & EPOCH_MASK : 0u),
+                       (uint8_t)word_of(x, t, o), o->readers, o->release};
+    if (s->private_word[p.word])
+        x->value[p.word] = p.value;
+    else
+        append(x, t, p);
+}
+
+typedef enum step {
+    NO_STEP,
+    A_STEP,
+    AN_ERROR
+} step;
+
+static step step_at_once(search *s, state *x, int t) {
+    const program *p = &s->m->threads[t];
+    if (x->at[t] == p->count) return NO_STEP;
+    const op *o = &p->ops[x->at[t]];
+    switch (o->kind) {
+    case OP_STORE:
+        issue_store(s, x, t, o);
+        break;
+    case OP_FENCE:
+        append(x, t, (pending){0, MARKER, 0, false});
+        drop_markers(x, t);
+        break;
+    case OP_START:
+    case OP_MEET:
+        if (!all_past(s->m, x, t, o)) return NO_STEP;
+        break;
+    case OP_END:
+        drop_markers(x, t);
+        if (x->pendings[t]) return NO_STEP;
+        x->epoch[t] = 0;
+        break;
+    case OP_EPOCH:
+        if (s->m->branches_on_all || !s->alone[t][x->at[t]]) return NO_STEP;
+        return read_word(s, x, t, o) ? A_STEP : AN_ERROR;
+    case OP_AWAIT_DATA:
+        if (s->m->branches_on_all || !may_read(x, t, o, value_seen(x, t, word_of(x, t, o))))
+            return NO_STEP;
+        return read_word(s, x, t, o) ? A_STEP : AN_ERROR;
+    default:
+        return NO_STEP;
+    }
+    x->at[t]++;
+    return A_STEP;
+}
+
+/* False: an error, noted. */
+static bool settle(search *s, state *x) {
+    bool moved = true;
+    while (moved) {
+        moved = false;
+        for (int t = 0; t < s->m->thread_count; t++) {
+            step taken;
+            while ((taken = step_at_once(s, x, t)) == A_STEP) moved = true;
+            if (taken == AN_ERROR) return false;
+        }
+    }
+    return true;
+}
+
+/* ---- states seen
+ * ----------------------------------------------------------------------------------------- */
+static uint64_t stir(uint64_t h, uint64_t v) {
+    h = (h ^ v) * 0x9e3779b97f4a7c15ull;
+    return h ^ h >> 29;
+}
+
+static uint64_t stir_bytes(uint64_t h, const void *bytes, size_t count) {
+    const unsigned char *p = bytes;
+    for (; count; p += 8) {
+        uint64_t v = 0;
+        const size_t n = count < 8 ? count : 8;
+        if (n == 8)
+            memcpy(&v, p, 8);
+        else
+            memcpy(&v, p, n);
+        h = stir(h, v);
+        count -= n;
+    }
+    return h;
+}
+
+static uint64_t fingerprint(const machine *m, const state *x) {
+    const size_t threads = (size_t)m->thread_count, words = (size_t)m->words;
+    uint64_t h = stir_bytes(0x243f6a8885a308d3ull, x->at, sizeof x->at[0] * threads);
+    h = stir_bytes(h, x->epoch, threads);
+    h = stir_bytes(h, x->pendings, threads);
+    h = stir_bytes(h, x->value, sizeof x->value[0] * words);
+    h = stir_bytes(h, x->unread, words);
+    for (size_t t = 0; t < threads; t++)
+        for (int i = 0; i < x->pendings[t]; i++) {
+            const pending p = x->pending[t][i];
+            h = stir(h, (uint64_t)p.value << 24 | (uint64_t)p.word << 16 |
+                            (uint64_t)p.readers << 8 | p.release);
+        }
+    h = (h ^ h >> 32) * 0xd6e8feb86659fd93ull;
+    h ^= h >> 32;
+    return h ? h : 1;
+}
+
+static void grow(search *s) {
+    const uint64_t room = s->seen_room ? 2 * s->seen_room : 1u << 14;
+    uint64_t *wide = calloc(room, sizeof *wide);
+    if (!wide) out_of("memory");
+    for (uint64_t i = 0; i < s->seen_room; i++) {
+        uint64_t at = s->seen[i] & (room - 1);
+        if (!s->seen[i]) continue;
+        while (wide[at]) at = (at + 1) & (room - 1);
+        wide[at] = s->seen[i];
+    }
+    free(s->seen);
+    s->seen = wide;
+    s->seen_room = room;
+}
+
+static bool is_new(search *s, const state *x) {
+    const uint64_t print = fingerprint(s->m, x);
+    if (s->seen_count * 5 >= s->seen_room * 3) grow(s);
+    uint64_t at = print & (s->seen_room - 1);
+    while (s->seen[at] && s->seen[at] != print) at = (at + 1) & (s->seen_room - 1);
+    if (s->seen[at]) return false;
+    s->seen[at] = print;
+    s->seen_count++;
+    return true;
+}
+
+/* ---- the search
+ * -------------------------------------------------------------------------------------------- */
+static frame *push_frame(search *s) {
+    if (s->depth == s->room) {
+        s->room = s->room ? 2 * s->room : 256;
+        s->stack = realloc(s->stack, s->room * sizeof *s->stack);
+        if (!s->stack) out_of("memory");
+    }
+    frame *f = &s->stack[s->depth++];
+    f->thread = f->choice = 0;
+    f->stepped = false;
+    return f;
+}
+
+/* The next possible step of a state, from {thread, choice} on. False: there is none. */
+static bool find_step(const search *s, frame *f) {
+    const machine *m = s->m;
+    for (; f->thread < m->thread_count; f->thread++, f->choice = 0) {
+        const int t = f->thread;
+        const state *x = &f->at;
+        for (; f->choice <= x->pendings[t]; f->choice++) {
+            if (f->choice > 0) {
+                if (may_become_visible(m, x, t, f->choice - 1)) return true;
+                continue;
+            }
+            if (x->at[t] == m->threads[t].count) continue;
+            const op *o = &m->threads[t].ops[x->at[t]];
+            /* What settle has left of these waits at a barrier. */
+            if (o->kind == OP_START || o->kind == OP_MEET || o->kind == OP_END) continue;
+            if (may_read(x, t, o, value_seen(x, t, word_of(x, t, o)))) return true;
+        }
+    }
+    return false;
+}
+
+static bool take_step(search *s, const frame *f, state *x) {
+    const int t = f->thread;
+    if (f->choice > 0) return become_visible(s, x, t, f->choice - 1);
+    return read_word(s, x, t, &s->m->threads[t].ops[x->at[t]]);
+}
+
+/* No step is left. False: it is not the end that was hoped for. */
+static bool ends_well(search *s, const state *x) {
+    const machine *m = s->m;
+    for (int t = 0; t < m->thread_count; t++)
+        if (x->at[t] < m->threads[t].count) {
+            const op *o = &m->threads[t].ops[x->at[t]];
+            const unsigned word = word_of(x, t, o);
+            return fail(s, DEADLOCKS, m, t, "waits at", word, x->value[word],
+                        WORD(o->tag, x->epoch[t]));
+        }
+    for (int w = 0; w < m->slot_words; w++)
+        if (x->value[w]) return fail(s, UNARMED, m, 0, "in the end", (unsigned)w, x->value[w], 0);
+    return true;
+}
+
+static void print_way(const search *s) {
+    for (size_t i = 0; i < s->depth; i++) {
+        const frame *f = &s->stack[i];
+        const program *p = &s->m->threads[f->thread];
+        if (f->thread == s->m->thread_count) continue;
+        printf("    rank %d block %d thread %d: ", p->rank, p->block, p->thread);
+        if (f->choice > 0) {
+            const pending e = f->at.pending[f->thread][f->choice - 1];
+            printf("store %u.%u to %s becomes visible\n", TAG_OF(e.value), EPOCH_OF(e.value),
+                   s->m->names[e.word]);
+            continue;
+        }
+        const op *o = &p->ops[f->at.at[f->thread]];
+        const unsigned word = word_of(&f->at, f->thread, o);
+        const uint16_t value = value_seen(&f->at, f->thread, word);
+        printf("reads %u.%u from %s\n", TAG_OF(value), EPOCH_OF(value), s->m->names[word]);
+    }
+    printf("    %s\n", s->result.detail);
+}
+
+static void find_private_words(search *s) {
+    int user[MOST_WORDS];
+    for (int w = 0; w < s->m->words; w++) user[w] = -1, s->private_word[w] = true;
+    for (int t = 0; t < s->m->thread_count; t++)
+        for (int i = 0; i < s->m->threads[t].count; i++) {
+            const op *o = &s->m->threads[t].ops[i];
+            const int span = o->span ? o->span : 1;
+            if (o->kind == OP_START || o->kind == OP_MEET || o->kind == OP_END ||
+                o->kind == OP_FENCE)
+                continue;
+            for (int phase = 0; phase < 2; phase++)
+                for (int w = o->word + phase * o->phase_step;
+                     w < o->word + phase * o->phase_step + span; w++) {
+                    if (user[w] >= 0 && user[w] != t) s->private_word[w] = false;
+                    user[w] = t;
+                }
+        }
+}
+
+/* Does another thread store to this epoch word in the same call, other than behind a barrier of the
+ * block? */
+static bool is_alone(const machine *m, int t, int at) {
+    const program *own = &m->threads[t];
+    const int word = own->ops[at].word;
+    int call = 0;
+    while (at >= own->ended[call]) call++;
+    for (int i = 0; i < m->thread_count; i++) {
+        const program *p = &m->threads[i];
+        if (i == t || p->rank != own->rank) continue;
+        for (int j = call ? p->ended[call - 1] : 0; j < p->ended[call]; j++) {
+            const op *o = &p->ops[j];
+            if (j == p->met[call] && p->block == own->block && o->kind == OP_MEET) break;
+            if (o->kind == OP_STORE && o->word == word) return false;
+        }
+    }
+    return true;
+}
+
+static void find_alone(search *s) {
+    const machine *m = s->m;
+    for (int t = 0; t < m->thread_count; t++)
+        for (int i = 0; i < m->threads[t].count; i++)
+            s->alone[t][i] =
+                m->has_kernels && m->threads[t].ops[i].kind == OP_EPOCH && is_alone(m, t, i);
+}
+
+outcome machine_explore(const machine *m, uint64_t limit, bool trace) {
+    static search s;
+    memset(&s, 0, sizeof s);
+    s.m = m;
+    state *first = calloc(1, sizeof *first), *next = malloc(sizeof *next);
+    bool good = true;
+    if (!first || !next) out_of("memory");
+    find_private_words(&s);
+    find_alone(&s);
+    memcpy(first->value, m->initial, sizeof first->value);
+    good = settle(&s, first);
+    (void)is_new(&s, first);
+    push_frame(&s)->at = *first;
+    while (good && s.depth && s.seen_count < limit) {
+        frame *f = &s.stack[s.depth - 1];
+        f->choice += f->stepped;
+        if (!find_step(&s, f)) {
+            if (!f->stepped) good = ends_well(&s, &f->at);
+            if (good) s.depth--;
+            continue;
+        }
+        f->stepped = true;
+        *next = f->at;
+        good = take_step(&s, f, next) && settle(&s, next);
+        if (good && is_new(&s, next)) push_frame(&s)->at = *next;
+    }
+    if (good && s.depth) s.result.verdict = UNDECIDED;
+    if (!good && trace) print_way(&s);
+    s.result.states = s.seen_count;
+    free(s.seen);
+    free(s.stack);
+    free(first);
+    free(next);
+    return s.result;
+}

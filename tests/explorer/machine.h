@@ -1,0 +1,102 @@
+/* A machine of threads with weakly ordered stores, and a search through everything it can do.
+ *
+ * What a thread stores becomes visible later, store by store, in any order, except that
+ *   stores to one word become visible in program order;
+ *   a release store becomes visible after all stores before it;
+ *   no store after a fence becomes visible before a store in front of it;
+ *   a kernel ends when all its stores are visible, and the rank's next one starts after that.
+ * A thread sees its own stores at once. A store is visible to all others at the same time, and
+ * loads happen in program order: so a missing acquire is not found here (ThreadSanitizer's job, in
+ * the lane tests), a missing release is.
+ *
+ * Words carry {tag, epoch}; tag and epoch 0: an armed slot, or nothing yet. Errors, noticed as soon
+ * as they happen: data that becomes visible in a slot that is not armed (unread, or its re-arming
+ * is still to come and will wipe the new data); a store over any other word that some rank must
+ * still read; a wrong value read; and in the end a thread that waits, or a slot not armed. */
+#ifndef OH_EXPLORER_MACHINE_H
+#define OH_EXPLORER_MACHINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define MOST_THREADS 12
+#define MOST_WORDS   128
+#define MOST_PENDING 24
+#define MOST_OPS     512
+#define MOST_CALLS   6
+
+/* Four bits of epoch, which run 2..15 and wrap to 2: as the library's, only sooner. */
+#define EPOCH_BITS       4u
+#define EPOCH_MASK       15u
+#define WORD(tag, epoch) ((uint16_t)((tag) << EPOCH_BITS | (epoch)))
+#define TAG_OF(word)     ((unsigned)(word) >> EPOCH_BITS)
+#define EPOCH_OF(word)   ((unsigned)(word) & EPOCH_MASK)
+
+typedef enum op_kind {
+    OP_START,       /* waits until all threads of the rank have ended the call before */
+    OP_EPOCH,       /* reads an epoch word; the register becomes its successor */
+    OP_STORE,       /* relaxed, or release */
+    OP_FENCE,       /* acq_rel */
+    OP_AWAIT_DATA,  /* polls until the word is not armed; it must carry the tag */
+    OP_AWAIT_EPOCH, /* polls until the word has this epoch; it must carry the tag */
+    OP_AWAIT_STEPS, /* polls until the word has this epoch and at least the tag */
+    OP_READ,        /* reads at once; the word must carry the tag */
+    OP_GUARD,       /* reads `span` epoch words: each must be the last call's or this one's */
+    OP_MEET,        /* group_sync */
+    OP_END          /* of a kernel: waits until all stores are visible */
+} op_kind;
+
+typedef struct op {
+    uint8_t kind;
+    uint8_t word;
+    uint8_t phase_step; /* further if the phase is 1 */
+    uint8_t flips;      /* added to the epoch, for phase and value */
+    uint8_t readers;    /* OP_STORE, not to a slot: ranks that must read it, a bit each */
+    uint8_t span;       /* OP_GUARD */
+    uint8_t call;
+    bool with_epoch; /* the value carries the epoch */
+    bool release;
+    uint16_t tag;
+} op;
+
+typedef struct program {
+    op ops[MOST_OPS];
+    int count;
+    int rank, block, thread;
+    int met[MOST_CALLS], ended[MOST_CALLS]; /* op number of OP_MEET; of what follows OP_END */
+} program;
+
+typedef struct machine {
+    program threads[MOST_THREADS];
+    int thread_count;
+    int words, slot_words; /* the first slot_words must be armed in the end */
+    uint16_t initial[MOST_WORDS];
+    char names[MOST_WORDS][20];
+    bool has_kernels;     /* between calls all threads of a rank meet, all stores visible */
+    bool in_order;        /* a thread's stores become visible in program order, as on x86 */
+    bool branches_on_all; /* every read is a step of its own: to check the search itself */
+    bool wraps_to_odd;    /* epoch 15 is followed by 3 */
+} machine;
+
+typedef enum verdict {
+    HOLDS,
+    UNDECIDED, /* nothing found within the limit */
+    OVERWRITES,
+    READS_WRONG,
+    DEADLOCKS,
+    UNARMED,
+    FALSE_ALARM,
+} verdict;
+
+typedef struct outcome {
+    verdict verdict;
+    uint64_t states;
+    char detail[200];
+} outcome;
+
+/* Visits every reachable state once, at most `limit`. A visited state is remembered by 64 bits:
+ * among n states the odds that one is taken for another are n^2 / 2^65, 3e-6 for ten million.
+ * `trace`: prints the way to the error. */
+outcome machine_explore(const machine *m, uint64_t limit, bool trace);
+
+#endif

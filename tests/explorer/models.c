@@ -1,0 +1,416 @@
+/* Each emit_ function mirrors a function of src/kernels, op by op; only what other threads can see
+ * is there. */
+#include "models.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct layout {
+    int slots, slot_units, unit_words;
+    int epochs, blocks, threads;
+    int signatures, progress;
+    int areas;
+} layout;
+
+typedef struct builder {
+    const model *m;
+    machine *out;
+    layout at;
+} builder;
+
+static int calls_of(const model *m) {
+    int n = 0;
+    while (m->calls[n].units) n++;
+    return n;
+}
+
+static int or_default(int value, int usual) {
+    return value ? value : usual;
+}
+
+static int chunk_units_of(const call *c) {
+    return or_default(c->chunk_units, c->units);
+}
+
+static int chunks_of(const call *c) {
+    return (c->units + chunk_units_of(c) - 1) / chunk_units_of(c);
+}
+
+/* Host paths: a rank's peers, a bit each. */
+static uint8_t peers_of(const builder *b, int rank) {
+    return (uint8_t)(((1 << b->m->world) - 1) & ~(1 << rank));
+}
+
+/* ---- words: this one in phase 0
+ * --------------------------------------------------------------------------- */
+static int slot_word(const builder *b, int to, int from, int unit, int word) {
+    const int source = from - (from > to), slot = to * (b->m->world - 1) + source;
+    return b->at.slots + (slot * 2 * b->at.slot_units + unit) * b->at.unit_words + word;
+}
+static int slot_step(const builder *b) {
+    return b->m->one_phase ? 0 : b->at.slot_units * b->at.unit_words;
+}
+static int epoch_word(const builder *b, int rank, int block) {
+    return b->at.epochs + rank * b->at.blocks + (b->m->epochs == EPOCH_BUMPED_BY_ONE ? 0 : block);
+}
+/* On a GPU in the reader's page; on the host in the writer's, one for all. */
+static int signature_word(const builder *b, int to, int from) {
+    return b->at.signatures + 2 * (b->m->lane ? from : to * b->m->world + from);
+}
+static int progress_word(const builder *b, int rank) {
+    return b->at.progress + 2 * rank;
+}
+/* A half is four areas of a word per rank. */
+static int area_word(const builder *b, int rank, int area, int shard) {
+    return b->at.areas + (rank * 2 * 4 + area) * b->m->world + shard;
+}
+static int area_step(const builder *b) {
+    return b->m->one_phase ? 0 : 4 * b->m->world;
+}
+
+static int take(machine *out, int count, const char *name) {
+    const int first = out->words;
+    if (first + count > MOST_WORDS) {
+        fprintf(stderr, "explorer: a model needs too many words\n");
+        exit(2);
+    }
+    for (int w = 0; w < count; w++)
+        snprintf(out->names[first + w], sizeof out->names[0], "%s[%d]", name, w);
+    out->words += count;
+    return first;
+}
+
+static void lay_out(builder *b) {
+    const model *m = b->m;
+    layout *at = &b->at;
+    bool host = false;
+    at->unit_words = or_default(m->unit_words, 1);
+    at->threads = at->blocks = 1;
+    for (const call *c = m->calls; c->units; c++) {
+        const int room = chunk_units_of(c) * (chunks_of(c) > 1 ? or_default(m->sub_slots, 2) : 1);
+        if (c->algorithm != PUSH_1SHOT) {
+            host = true;
+            continue;
+        }
+        if (c->blocks + 1 > at->blocks) at->blocks = c->blocks + 1;
+        if (c->threads > at->threads) at->threads = c->threads;
+        if (room > at->slot_units) at->slot_units = room;
+    }
+    at->slots =
+        take(b->out, m->world * (m->world - 1) * 2 * at->slot_units * at->unit_words, "slot");
+    b->out->slot_words = b->out->words;
+    at->epochs = take(b->out, m->world * at->blocks, "epoch");
+    at->signatures = take(b->out, 2 * m->world * (m->lane ? 1 : m->world), "signature");
+    if (!host) return;
+    at->progress = take(b->out, 2 * m->world, "progress");
+    at->areas = take(b->out, m->world * 2 * 4 * m->world, "area");
+}
+
+/* ---- ops
+ * ----------------------------------------------------------------------------------------------------
+ */
+static op *emit(program *p, op_kind kind, int word, int phase_step, int tag) {
+    if (p->count == MOST_OPS) {
+        fprintf(stderr, "explorer: a program is too long\n");
+        exit(2);
+    }
+    op *o = &p->ops[p->count++];
+    o->kind = (uint8_t)kind;
+    o->word = (uint8_t)word;
+    o->phase_step = (uint8_t)phase_step;
+    o->tag = (uint16_t)tag;
+    return o;
+}
+
+static void emit_at(program *p, op_kind kind, int k) {
+    emit(p, kind, 0, 0, 0)->call = (uint8_t)k;
+    if (kind == OP_MEET) p->met[k] = p->count - 1;
+    if (kind == OP_END) p->ended[k] = p->count;
+}
+
+static int tag_of(int k, int chunk) {
+    return 1 + 8 * k + chunk;
+}
+
+/* ---- 1shot_push
+ * --------------------------------------------------------------------------------------------- */
+typedef struct chunk_at {
+    int k, chunk, flips, first; /* first: its units begin here in the slot */
+} chunk_at;
+
+static void emit_push_unit(const builder *b, program *p, chunk_at c, int unit) {
+    for (int d = 1; d < b->m->world; d++)
+        for (int w = 0; w < b->at.unit_words; w++) {
+            const int to = (p->rank + d) % b->m->world;
+            op *o = emit(p, OP_STORE, slot_word(b, to, p->rank, c.first + unit, w), slot_step(b),
+                         tag_of(c.k, c.chunk));
+            o->flips = (uint8_t)c.flips;
+        }
+}
+
+static void emit_finish_unit(const builder *b, program *p, chunk_at c, int unit) {
+    for (int rearm = 0; rearm < 2; rearm++)
+        for (int from = 0; from < b->m->world; from++)
+            for (int w = 0; w < b->at.unit_words && from != p->rank; w++) {
+                const int word = slot_word(b, p->rank, from, c.first + unit, w);
+                op *o = emit(p, rearm ? OP_STORE : OP_AWAIT_DATA, word, slot_step(b),
+                             rearm ? 0 : tag_of(c.k, c.chunk));
+                o->flips = (uint8_t)c.flips;
+            }
+}
+
+static void emit_data(const builder *b, program *p, int k) {
+    const model *m = b->m;
+    const call *c = &m->calls[k];
+    const int stride = c->blocks * c->threads, subs = or_default(m->sub_slots, 2),
+              full = chunk_units_of(c);
+    for (int chunk = 0; chunk < chunks_of(c); chunk++) {
+        const int left = c->units - chunk * full, units = left < full ? left : full;
+        const int wander = m->units_wander ? chunk / 2 : 0;
+        const int first = (p->block * c->threads + p->thread + wander) % stride;
+        chunk_at here = {k, chunk, 0, chunk % subs * full};
+        if (m->phase_per_chunk) here.flips = chunk, here.first = 0;
+        if (chunk && !m->no_fence) emit(p, OP_FENCE, 0, 0, 0);
+        if (m->whole_chunks || m->lane)
+            for (int u = first; u < units; u += stride) emit_push_unit(b, p, here, u);
+        for (int u = first; u < units; u += stride) {
+            if (!m->whole_chunks && !m->lane) emit_push_unit(b, p, here, u);
+            emit_finish_unit(b, p, here, u);
+        }
+    }
+}
+
+static void emit_signature_send(const builder *b, program *p, int k, int to, uint8_t readers,
+                                bool release) {
+    op *o = emit(p, OP_STORE, signature_word(b, to, p->rank), b->m->one_phase ? 0 : 1, k + 1);
+    o->with_epoch = true;
+    o->readers = readers;
+    o->release = release;
+}
+
+static void emit_signature_await(const builder *b, program *p, int k, int from) {
+    emit(p, OP_AWAIT_EPOCH, signature_word(b, p->rank, from), b->m->one_phase ? 0 : 1, k + 1);
+}
+
+/* oh_signature_exchange. On the host the W-1 equal stores to one word are one. */
+static void emit_signatures(const builder *b, program *p, int k) {
+    const model *m = b->m;
+    const int threads = m->calls[k].threads;
+    if (m->no_signatures) return;
+    if (m->lane) emit_signature_send(b, p, k, 0, peers_of(b, p->rank), false);
+    for (int r = p->thread; r < m->world && !m->lane; r += threads)
+        if (r != p->rank) emit_signature_send(b, p, k, r, (uint8_t)(1 << r), false);
+    if (!m->no_guard)
+        emit(p, OP_GUARD, epoch_word(b, p->rank, 0), 0, 0)->span = (uint8_t)b->at.blocks;
+    for (int r = p->thread; r < m->world; r += threads)
+        if (r != p->rank) emit_signature_await(b, p, k, r);
+}
+
+static void emit_epoch(const builder *b, program *p, int block, int flips) {
+    op *o = emit(p, OP_STORE, epoch_word(b, p->rank, block), 0, 0);
+    o->with_epoch = true;
+    o->flips = (uint8_t)flips;
+}
+
+/* oh_call_end */
+static void emit_call_end(const builder *b, program *p, int k) {
+    const model *m = b->m;
+    const call *c = &m->calls[k];
+    const int grid = c->blocks + 1, flips = m->phase_per_chunk ? chunks_of(c) - 1 : 0;
+    if (!m->no_meeting && !m->lane) emit_at(p, OP_MEET, k);
+    switch (m->epochs) {
+    case EPOCHS_BY_STRIDE:
+        for (int w = p->block + p->thread * grid; w < b->at.blocks; w += grid * c->threads)
+            emit_epoch(b, p, w, flips);
+        break;
+    case EPOCH_BUMPED_BY_ONE:
+        if (p->block == 0 && p->thread == 0) emit_epoch(b, p, 0, flips);
+        break;
+    case EPOCHS_OWN_ONLY:
+        if (p->thread == 0) emit_epoch(b, p, p->block, flips);
+        break;
+    }
+}
+
+static void emit_block(const builder *b, program *p, int k) {
+    const call *c = &b->m->calls[k];
+    emit(p, OP_EPOCH, epoch_word(b, p->rank, p->block), 0, 0);
+    if (p->block == c->blocks)
+        emit_signatures(b, p, k);
+    else
+        emit_data(b, p, k);
+    emit_call_end(b, p, k);
+}
+
+/* ---- host paths
+ * -----------------------------------------------------------------------------------------------
+ */
+static void emit_publish(const builder *b, program *p, int steps) {
+    op *o = emit(p, OP_STORE, progress_word(b, p->rank), b->m->one_phase ? 0 : 1, steps);
+    o->with_epoch = true;
+    o->release = !b->m->publishes_relaxed;
+}
+
+static void emit_await_all(const builder *b, program *p, int k, int steps) {
+    for (int r = 0; r < b->m->world; r++) {
+        if (r == p->rank) continue;
+        emit(p, OP_AWAIT_STEPS, progress_word(b, r), b->m->one_phase ? 0 : 1, steps);
+        if (steps == 1) emit_signature_await(b, p, k, r);
+    }
+}
+
+static void emit_area_store(const builder *b, program *p, int area, int shard, int tag,
+                            uint8_t readers) {
+    emit(p, OP_STORE, area_word(b, p->rank, area, shard), area_step(b), tag)->readers = readers;
+}
+
+/* What peers hold for this rank; own data can be nothing but right. */
+static void emit_area_read(const builder *b, program *p, int area, int shard, int tag) {
+    for (int r = 0; r < b->m->world; r++)
+        if (r != p->rank) emit(p, OP_READ, area_word(b, r, area, shard), area_step(b), tag);
+}
+
+/* The message may fill all four areas. */
+static void emit_host_1shot_one(const builder *b, program *p, int k) {
+    const uint8_t peers = peers_of(b, p->rank);
+    for (int area = 0; area < 4; area++) emit_area_store(b, p, area, 0, tag_of(k, 0), peers);
+    emit_signature_send(b, p, k, 0, peers, !b->m->publishes_relaxed);
+    for (int r = 0; r < b->m->world; r++)
+        if (r != p->rank) emit_signature_await(b, p, k, r);
+    for (int area = 0; area < 4; area++) emit_area_read(b, p, area, 0, tag_of(k, 0));
+}
+
+static void emit_host_1shot(const builder *b, program *p, int k) {
+    const model *m = b->m;
+    const int chunks = m->calls[k].units, subs = or_default(m->host_sub_slots, 4);
+    emit_signature_send(b, p, k, 0, peers_of(b, p->rank), !m->publishes_relaxed);
+    for (int i = 0; i <= chunks; i++) {
+        for (int half = 0; half < 2; half++) {
+            /* The usual order: publish chunk i, then read chunk i-1. */
+            const bool publish = (half == 0) != m->publishes_late;
+            if (publish && m->waits_first && i > 0 && i < chunks) emit_await_all(b, p, k, i);
+            if (publish && i < chunks) {
+                emit_area_store(b, p, i % subs, 0, tag_of(k, i), peers_of(b, p->rank));
+                emit_publish(b, p, i + 1);
+            }
+            if (publish || i == 0) continue;
+            if (!m->waits_first || i == chunks) emit_await_all(b, p, k, i);
+            emit_area_read(b, p, (i - 1) % subs, 0, tag_of(k, i - 1));
+        }
+    }
+}
+
+static void emit_stage(const builder *b, program *p, int k, int chunk) {
+    const int area = chunk % or_default(b->m->stages, 2);
+    for (int shard = 0; shard < b->m->world; shard++)
+        emit_area_store(b, p, area, shard, tag_of(k, chunk),
+                        (uint8_t)(peers_of(b, p->rank) & 1 << shard));
+    emit_publish(b, p, 2 * chunk + 1);
+}
+
+static void emit_reduce(const builder *b, program *p, int k, int chunk) {
+    const int stages = or_default(b->m->stages, 2), results = or_default(b->m->results, 2);
+    emit_await_all(b, p, k, 2 * chunk + 1);
+    emit_area_read(b, p, chunk % stages, p->rank, tag_of(k, chunk));
+    emit_area_store(b, p, 2 + chunk % results, p->rank, tag_of(k, chunk), peers_of(b, p->rank));
+    emit_publish(b, p, 2 * chunk + 2);
+}
+
+static void emit_gather(const builder *b, program *p, int k, int chunk) {
+    const int area = 2 + chunk % or_default(b->m->results, 2);
+    for (int step = 1; step < b->m->world; step++) {
+        const int r = (p->rank + step) % b->m->world;
+        emit(p, OP_AWAIT_STEPS, progress_word(b, r), b->m->one_phase ? 0 : 1, 2 * chunk + 2);
+        emit(p, OP_READ, area_word(b, r, area, r), area_step(b), tag_of(k, chunk));
+    }
+}
+
+static void emit_host_2shot(const builder *b, program *p, int k) {
+    const int chunks = b->m->calls[k].units;
+    emit_signature_send(b, p, k, 0, peers_of(b, p->rank), !b->m->publishes_relaxed);
+    emit_stage(b, p, k, 0);
+    for (int chunk = 0; chunk < chunks; chunk++) {
+        emit_reduce(b, p, k, chunk);
+        if (chunk + 1 < chunks) emit_stage(b, p, k, chunk + 1);
+        emit_gather(b, p, k, chunk);
+    }
+}
+
+/* ---- programs
+ * ----------------------------------------------------------------------------------------------------
+ */
+/* oh_host_run_lane: the last block first, each between the two fences of OH_KERNEL. */
+static void emit_lane_push(const builder *b, program *p, int k) {
+    for (int block = b->m->calls[k].blocks; block >= 0; block--) {
+        p->block = block;
+        if (!b->m->no_boundary) emit(p, OP_FENCE, 0, 0, 0);
+        emit_block(b, p, k);
+        if (!b->m->no_boundary) emit(p, OP_FENCE, 0, 0, 0);
+    }
+    p->block = 0;
+}
+
+static void emit_lane_host(const builder *b, program *p, int k) {
+    const call *c = &b->m->calls[k];
+    emit(p, OP_EPOCH, epoch_word(b, p->rank, 0), 0, 0);
+    if (c->algorithm == HOST_2SHOT)
+        emit_host_2shot(b, p, k);
+    else if (c->units > 1)
+        emit_host_1shot(b, p, k);
+    else
+        emit_host_1shot_one(b, p, k);
+    for (int block = 0; block < b->at.blocks; block++) emit_epoch(b, p, block, 0);
+}
+
+static void emit_lane(const builder *b, program *p) {
+    for (int k = 0; k < calls_of(b->m); k++) {
+        if (b->m->calls[k].algorithm == PUSH_1SHOT)
+            emit_lane_push(b, p, k);
+        else
+            emit_lane_host(b, p, k);
+    }
+}
+
+/* A thread of a grid; it sits out calls whose grid is smaller. */
+static void emit_thread(const builder *b, program *p) {
+    const model *m = b->m;
+    for (int k = 0; k < calls_of(m); k++) {
+        const call *c = &m->calls[k];
+        if (!m->overlap) emit_at(p, OP_START, k);
+        if (p->block <= c->blocks && p->thread < c->threads) {
+            emit_block(b, p, k);
+            if (m->no_meeting) p->met[k] = 0;
+        }
+        if (m->no_boundary)
+            p->ended[k] = p->count;
+        else
+            emit_at(p, OP_END, k);
+    }
+}
+
+void model_build(const model *m, machine *out) {
+    builder b = {.m = m, .out = out};
+    memset(out, 0, sizeof *out);
+    out->has_kernels = !m->lane && !m->overlap && !m->no_boundary;
+    out->in_order = m->in_order;
+    out->wraps_to_odd = m->wraps_to_odd;
+    lay_out(&b);
+    for (int w = 0; w < m->world * b.at.blocks; w++)
+        out->initial[b.at.epochs + w] = WORD(0, or_default(m->last_epoch, 1));
+    for (int rank = 0; rank < m->world; rank++)
+        for (int i = 0; i < (m->lane ? 1 : b.at.blocks * b.at.threads); i++) {
+            if (out->thread_count == MOST_THREADS) {
+                fprintf(stderr, "explorer: a model needs too many threads\n");
+                exit(2);
+            }
+            program *p = &out->threads[out->thread_count++];
+            p->rank = rank;
+            p->block = i / b.at.threads;
+            p->thread = i % b.at.threads;
+            if (m->lane)
+                emit_lane(&b, p);
+            else
+                emit_thread(&b, p);
+        }
+}

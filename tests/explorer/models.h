@@ -1,0 +1,53 @@
+/* The project's protocols as programs for the machine. A model is a group, the calls it makes one
+ * after another, and what is done otherwise than in src/kernels: all such fields zero is the
+ * library's protocol. */
+#ifndef OH_EXPLORER_MODELS_H
+#define OH_EXPLORER_MODELS_H
+
+#include "machine.h"
+
+typedef enum algorithm {
+    PUSH_1SHOT,
+    HOST_1SHOT,
+    HOST_2SHOT
+} algorithm;
+
+typedef struct call {
+    algorithm algorithm;
+    int blocks, threads; /* PUSH_1SHOT: of the grid, without the signature block */
+    int units,
+        chunk_units; /* of the message, of a chunk (0: one chunk); host paths: units are chunks */
+} call;
+
+typedef enum epoch_rule {
+    EPOCHS_BY_STRIDE,
+    EPOCH_BUMPED_BY_ONE,
+    EPOCHS_OWN_ONLY
+} epoch_rule;
+
+typedef struct model {
+    int world;
+    bool lane; /* a rank is one host thread that runs block after block; else each (block, thread)
+                  is one */
+    call calls[MOST_CALLS + 1];
+    int unit_words;    /* 0 means 1 */
+    bool whole_chunks; /* OH_PUSH_WHOLE_CHUNK; always with `lane` */
+    int last_epoch;    /* before the first call; 0 means 1 */
+
+    bool in_order, no_guard;
+    /* push */
+    epoch_rule epochs;
+    int sub_slots; /* 0 means 2 */
+    bool phase_per_chunk, one_phase, no_fence, units_wander;
+    bool no_boundary, overlap, no_meeting, no_signatures, wraps_to_odd;
+    /* host paths */
+    int host_sub_slots;     /* 0 means 4 */
+    int stages, results;    /* 0 means 2 */
+    bool publishes_relaxed; /* progress and signature without release */
+    bool publishes_late;    /* host_1shot: chunk k after chunk k-1 is read */
+    bool waits_first;       /* host_1shot: for the peers' chunk k-1 before it publishes chunk k */
+} model;
+
+void model_build(const model *m, machine *out);
+
+#endif

@@ -1,0 +1,398 @@
+/* Protocol bodies under adverse scheduling: ranks of L lanes (threads) each, over plain memory,
+ * with threads held back at random before the stores that peers wait for, between the words of a
+ * 16-byte store, before a block begins, and around the host paths' copies and sums.
+ *
+ * This header compiles the bodies into the test itself, with those hooks in place; the library's
+ * own are not used. A rank's lanes meet at a barrier between calls, which stands for the boundary
+ * between two kernels; ranks meet nowhere. After each call a rank compares its output with the
+ * reference and requires that all words of this call's phase of its slots are armed again: peers
+ * write there only after this rank's next call.
+ *
+ * The first thing found wrong is printed and ends the program. */
+#ifndef OH_TEST_LANES_H
+#define OH_TEST_LANES_H
+
+#include "harness.h"
+#include "reference.h"
+
+/* ---- hooks ----------------------------------------------------------------------------------- */
+typedef struct chaos {
+    uint64_t state;
+    uint32_t mask;    /* a store is held back if these bits of a random number are zero */
+    uint32_t left;    /* so many more times in this call */
+    uint32_t long_us; /* at most; 0: no chaos at all */
+} chaos;
+
+static _Thread_local chaos chaos_here;
+
+static inline void chaos_hold(uint64_t random) {
+    if (random >> 63)
+        usleep((useconds_t)(random % chaos_here.long_us));
+    else
+        sched_yield();
+}
+
+/* Before each store that another rank can see. */
+static inline void chaos_store(void) {
+    chaos *c = &chaos_here;
+    if (!c->left) return;
+    c->state ^= c->state << 13, c->state ^= c->state >> 7, c->state ^= c->state << 17;
+    if (c->state & c->mask) return;
+    c->left--;
+    chaos_hold(c->state * 0x9e3779b97f4a7c15ull);
+}
+
+/* Before a block, a copy, a sum: one time in four. */
+static inline void chaos_step(void) {
+    chaos *c = &chaos_here;
+    uint64_t random;
+    if (!c->long_us) return;
+    random = random_next(&c->state);
+    if (!c->state) c->state = 1;
+    if (!(random & 3)) chaos_hold(random);
+}
+
+#define OH_CHAOS() chaos_store()
+
+/* The host paths' loops, with a halt before and in the middle of each. */
+#include "device/host/vector.h"
+
+static void chaos_copy(void *to, const void *from, size_t bytes) {
+    const size_t half = bytes / 2;
+    chaos_step();
+    oh_vector_table()->copy(to, from, half);
+    chaos_step();
+    oh_vector_table()->copy((char *)to + half, (const char *)from + half, bytes - half);
+}
+
+static void chaos_reduce(void *out, const void *const *in, int sources, size_t count,
+                         onehop_dtype dtype) {
+    const size_t half = count / 2, at = half * reference_element_bytes(dtype);
+    const void *rest[ONEHOP_MAX_RANKS];
+    for (int s = 0; s < sources; s++) rest[s] = (const char *)in[s] + at;
+    chaos_step();
+    oh_vector_table()->reduce[dtype](out, in, sources, half);
+    chaos_step();
+    oh_vector_table()->reduce[dtype]((char *)out + at, rest, sources, count - half);
+}
+
+static void chaos_fp32(void *out, const void *const *in, int sources, size_t count) {
+    chaos_reduce(out, in, sources, count, ONEHOP_FLOAT32);
+}
+static void chaos_fp16(void *out, const void *const *in, int sources, size_t count) {
+    chaos_reduce(out, in, sources, count, ONEHOP_FLOAT16);
+}
+static void chaos_bf16(void *out, const void *const *in, int sources, size_t count) {
+    chaos_reduce(out, in, sources, count, ONEHOP_BFLOAT16);
+}
+
+static const oh_vector chaos_vector = {
+    "chaos", chaos_copy, {NULL, chaos_fp32, chaos_fp16, chaos_bf16}};
+static inline const oh_vector *chaos_vector_table(void) {
+    return &chaos_vector;
+}
+
+/* ---- the bodies, compiled here --------------------------------------------------------------- */
+#include "kernels/push_1shot.h"
+
+OH_KERNEL(lanes_push_f32_w2, 0, oh_push_1shot(a, g, OH_F32, 2u))
+OH_KERNEL(lanes_push_f32_w3, 0, oh_push_1shot(a, g, OH_F32, 3u))
+OH_KERNEL(lanes_push_f32_any, 0, oh_push_1shot(a, g, OH_F32, 0u))
+OH_KERNEL(lanes_push_f16_w3, 0, oh_push_1shot(a, g, OH_F16, 3u))
+OH_KERNEL(lanes_push_bf16_w2, 0, oh_push_1shot(a, g, OH_BF16, 2u))
+OH_KERNEL(lanes_push_bf16_w3, 0, oh_push_1shot(a, g, OH_BF16, 3u))
+OH_KERNEL(lanes_push_bf16_w4, 0, oh_push_1shot(a, g, OH_BF16, 4u))
+OH_KERNEL(lanes_push_bf16_any, 0, oh_push_1shot(a, g, OH_BF16, 0u))
+
+/* The host paths come along in a test that asks for them, with their names: they are whole files.
+ */
+#ifdef LANES_HOST_PATHS
+#define oh_vector_table chaos_vector_table
+#define oh_host_1shot   lanes_host_1shot
+#define oh_host_2shot   lanes_host_2shot
+#include "kernels/host_1shot.c"
+#define chunk_length chunk_length_2shot
+#include "kernels/host_2shot.c"
+#undef chunk_length
+#undef oh_host_2shot
+#undef oh_host_1shot
+#undef oh_vector_table
+#else
+#define lanes_host_1shot ((oh_host_kernel)0)
+#define lanes_host_2shot ((oh_host_kernel)0)
+#endif
+
+/* ---- a group --------------------------------------------------------------------------------- */
+typedef enum lanes_algorithm {
+    LANES_PUSH,
+    LANES_HOST_1SHOT,
+    LANES_HOST_2SHOT
+} lanes_algorithm;
+
+typedef struct lanes_call {
+    lanes_algorithm algorithm;
+    onehop_dtype dtype;
+    size_t count;
+    uint32_t blocks;
+    bool in_place;
+    input_kind kind;
+    int held_rank, held_lane; /* held back much more than the others; -1: none */
+    uint32_t hash;            /* 0: made from the fields above */
+} lanes_call;
+
+#define LANES_MOST_BYTES 65536
+#define LANES_MOST_LANES 4
+
+typedef struct lanes_group lanes_group;
+
+typedef struct lanes_rank {
+    lanes_group *group;
+    int rank;
+    void *slab;
+    oh_local *local;
+    oh_host_page page;
+    guarded in, out;
+    unsigned char *expected;
+    pthread_barrier_t boundary;
+    oh_args args; /* of the call at hand */
+    pthread_t threads[LANES_MOST_LANES];
+} lanes_rank;
+
+struct lanes_group {
+    int world, lanes;
+    const char *what;
+    oh_planes planes;
+    const lanes_call *calls;
+    size_t count;
+    uint32_t first_epoch;    /* of the first call */
+    uint32_t holds, long_us; /* per lane and call: stores held back, and for how long at most */
+    bool expect_mismatch;    /* of the last call */
+    lanes_rank ranks[ONEHOP_MAX_RANKS];
+};
+
+typedef struct lanes_thread {
+    lanes_rank *rank;
+    int lane;
+} lanes_thread;
+
+static void *lanes_memory(size_t bytes, int byte) {
+    void *p = aligned_alloc(4096, oh_round_up(bytes, 4096));
+    if (!p) FAIL("no memory");
+    memset(p, byte, bytes);
+    return p;
+}
+
+/* Small planes, so that a few kilobytes are many chunks. */
+static void lanes_open(lanes_group *g, int world, int lanes, unsigned deadline_ms) {
+    memset(g, 0, sizeof *g);
+    g->holds = 4;
+    g->long_us = 300;
+    g->world = world;
+    g->lanes = lanes;
+    oh_planes *p = &g->planes;
+    p->slot_bytes = 4096;
+    p->pull_bytes = 8192;
+    p->max_blocks = 16;
+    p->flags = 2 * (oh_u64)world * p->slot_bytes;
+    p->pull = p->flags;
+    p->control = p->pull + 2 * p->pull_bytes;
+    for (int r = 0; r < world; r++) {
+        lanes_rank *own = &g->ranks[r];
+        own->group = g;
+        own->rank = r;
+        own->slab = lanes_memory(p->control + sizeof(oh_control), 0);
+        memset(own->slab, 0xFF, p->flags);
+        own->local = lanes_memory(OH_LOCAL_EPOCHS + 8 * p->max_blocks, 0);
+        own->local->deadline_ns = deadline_ms * 1000000ull;
+        own->in = guarded_make(LANES_MOST_BYTES);
+        own->out = guarded_make(LANES_MOST_BYTES);
+        own->expected = lanes_memory(LANES_MOST_BYTES, 0);
+        pthread_barrier_init(&own->boundary, NULL, (unsigned)lanes);
+    }
+}
+
+static void lanes_close(lanes_group *g) {
+    for (int r = 0; r < g->world; r++) {
+        lanes_rank *own = &g->ranks[r];
+        free(own->slab);
+        free(own->local);
+        free(own->expected);
+        guarded_free(&own->in);
+        guarded_free(&own->out);
+        pthread_barrier_destroy(&own->boundary);
+    }
+}
+
+/* As if the call before the first had been number first_epoch - 1. */
+static void lanes_preset(lanes_group *g, uint32_t first_epoch) {
+    g->first_epoch = first_epoch;
+    for (int r = 0; r < g->world; r++) {
+        oh_u64 *words = (oh_u64 *)((char *)g->ranks[r].local + OH_LOCAL_EPOCHS);
+        for (uint32_t b = 0; b < g->planes.max_blocks; b++) words[b] = first_epoch - 1;
+    }
+}
+
+static oh_host_kernel lanes_kernel(const lanes_group *g, const lanes_call *c) {
+    if (c->algorithm == LANES_HOST_1SHOT) return lanes_host_1shot;
+    if (c->algorithm == LANES_HOST_2SHOT) return lanes_host_2shot;
+    if (c->dtype == ONEHOP_FLOAT16) return g->world == 3 ? lanes_push_f16_w3 : NULL;
+    if (c->dtype == ONEHOP_FLOAT32)
+        return g->world == 2   ? lanes_push_f32_w2
+               : g->world == 3 ? lanes_push_f32_w3
+                               : lanes_push_f32_any;
+    return g->world == 2   ? lanes_push_bf16_w2
+           : g->world == 3 ? lanes_push_bf16_w3
+           : g->world == 4 ? lanes_push_bf16_w4
+                           : lanes_push_bf16_any;
+}
+
+static _Thread_local oh_host_kernel lanes_kernel_here;
+
+static void lanes_body(const void *args, oh_grid grid) {
+    chaos_step();
+    lanes_kernel_here(args, grid);
+}
+
+static size_t lanes_chunk(const lanes_group *g, const lanes_call *c, size_t bytes) {
+    const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES);
+    if (c->algorithm == LANES_HOST_1SHOT && padded <= g->planes.pull_bytes / 2) return padded;
+    if (c->algorithm != LANES_PUSH) return g->planes.pull_bytes / 4;
+    return padded <= g->planes.slot_bytes ? padded : g->planes.slot_bytes / 2;
+}
+
+/* What does not change from call to call; the library's is in comm/comm.c. */
+static void lanes_addresses(lanes_rank *own) {
+    const lanes_group *g = own->group;
+    const oh_u64 slot = g->planes.slot_bytes;
+    oh_args *a = &own->args;
+    for (int r = 0; r < g->world; r++) a->slabs[r] = (uintptr_t)g->ranks[r].slab;
+    a->local = (uintptr_t)own->local;
+    a->host = (uintptr_t)&own->page;
+    a->planes = g->planes;
+    a->phase_bytes = slot * (oh_u64)g->world;
+    for (int k = 0; k + 1 < g->world; k++) {
+        const int next = (own->rank + 1 + k) % g->world, source = k + (k >= own->rank);
+        a->peers[k].there = a->slabs[next] + slot * (oh_u64)own->rank;
+        a->peers[k].from = a->slabs[own->rank] + slot * (oh_u64)source;
+    }
+    a->rank = (oh_u32)own->rank;
+    a->world = (oh_u32)g->world;
+}
+
+/* Lane 0, before the others start. */
+static void lanes_prepare(lanes_rank *own, size_t index) {
+    lanes_group *g = own->group;
+    const lanes_call *c = &g->calls[index];
+    const size_t size = reference_element_bytes(c->dtype), bytes = c->count * size;
+    const size_t off = (index * 3 + (size_t)own->rank) % (16 / size) * size * (index % 3 == 0);
+    oh_args *a = &own->args;
+    void *in = guarded_place(c->in_place ? &own->out : &own->in, bytes, off);
+    memset(a, 0, sizeof *a);
+    input_fill(in, c->kind, index + 1, own->rank, 0, c->count, c->dtype);
+    a->in = (uintptr_t)in;
+    a->out = c->in_place ? a->in : (uintptr_t)guarded_place(&own->out, bytes, off);
+    a->count = c->count;
+    lanes_addresses(own);
+    a->chunk_bytes = lanes_chunk(g, c, bytes);
+    a->chunks = (oh_u32)((bytes + a->chunk_bytes - 1) / a->chunk_bytes);
+    const size_t piece = bytes < a->chunk_bytes ? bytes : a->chunk_bytes;
+    a->units = (oh_u32)((piece + OH_UNIT_BYTES - 1) / OH_UNIT_BYTES);
+    a->whole = (a->in | a->out) % OH_UNIT_BYTES ? 0 : (oh_u32)(piece / OH_UNIT_BYTES);
+    a->dtype = (oh_u32)c->dtype;
+    a->hash = c->hash
+                  ? c->hash
+                  : (oh_u32)(c->count * 2654435761u + c->blocks * 97u + (oh_u32)c->algorithm + 1u);
+    if (g->expect_mismatch && index + 1 == g->count && own->rank == g->world - 1)
+        a->hash ^= 0x10000u;
+}
+
+static void lanes_expect_armed(const lanes_rank *own, uint32_t phase, size_t index) {
+    const oh_planes *p = &own->group->planes;
+    const size_t words = (size_t)own->group->world * p->slot_bytes / 4;
+    oh_u32 *word = (oh_u32 *)((char *)own->slab + p->push + phase * words * 4);
+    for (size_t i = 0; i < words; i++)
+        if (__atomic_load_n(&word[i], __ATOMIC_RELAXED) != OH_SENTINEL)
+            FAIL("%s: call %zu, rank %d: word %zu of phase %u is not armed after the call",
+                 own->group->what, index, own->rank, i, phase);
+}
+
+/* Lane 0, after all have ended. */
+static void lanes_verify(lanes_rank *own, size_t index) {
+    lanes_group *g = own->group;
+    const lanes_call *c = &g->calls[index];
+    const oh_u64 word = *(oh_u64 *)((char *)own->local + OH_LOCAL_EPOCHS);
+    char what[160];
+    snprintf(what, sizeof what, "%s: call %zu, rank %d, %u blocks", g->what, index, own->rank,
+             c->blocks);
+    const oh_u32 kind = __atomic_load_n(&own->page.record.kind, __ATOMIC_ACQUIRE);
+    if (g->expect_mismatch && index + 1 == g->count) {
+        if (kind != OH_FAIL_MISMATCH || own->page.record.peer != g->world - 1)
+            FAIL("%s: expected a mismatch of rank %d, found kind %u, peer %d", what, g->world - 1,
+                 kind, own->page.record.peer);
+        return;
+    }
+    if (kind || word >> 32)
+        FAIL("%s: the call failed: kind %u, site %u, peer %d, epoch %u", what, kind,
+             own->page.record.site, own->page.record.peer, own->page.record.epoch);
+    reference_of_inputs(own->expected, c->kind, index + 1, g->world, 0, c->count, c->dtype);
+    expect_equal(own->expected, (void *)(uintptr_t)own->args.out, c->count, c->dtype, what);
+    guarded_check(&own->out, what);
+    lanes_expect_armed(own, (oh_u32)word & 1u, index);
+}
+
+/* Holds are spread over the stores of the call; a lane that is held back has many more. */
+static void lanes_set_chaos(const lanes_group *g, const lanes_call *c, bool held) {
+    const size_t words = (c->count * reference_element_bytes(c->dtype) + 15) / 4;
+    const size_t stores =
+        c->algorithm == LANES_PUSH ? 2 * words * (size_t)(g->world - 1) / (size_t)g->lanes : 4;
+    chaos_here.left = held ? 6 * g->holds : g->holds;
+    chaos_here.mask = 0;
+    while (2 * (size_t)(chaos_here.mask + 1) * chaos_here.left <= stores)
+        chaos_here.mask = 2 * chaos_here.mask + 1;
+    chaos_here.long_us = g->long_us;
+}
+
+static void *lanes_main(void *argument) {
+    const lanes_thread t = *(lanes_thread *)argument;
+    lanes_rank *own = t.rank;
+    lanes_group *g = own->group;
+    chaos_here.state = (uint64_t)(own->rank * 16 + t.lane + 1) * 0x2545f4914f6cdd1dull;
+    for (size_t i = 0; i < g->count; i++) {
+        const lanes_call *c = &g->calls[i];
+        const bool host_path = c->algorithm != LANES_PUSH;
+        const bool held = c->held_rank == own->rank && c->held_lane == t.lane;
+        if (t.lane == 0) lanes_prepare(own, i);
+        pthread_barrier_wait(&own->boundary);
+        lanes_kernel_here = lanes_kernel(g, c);
+        lanes_set_chaos(g, c, held);
+        if (!host_path || t.lane == 0)
+            oh_host_run_lane(lanes_body, &own->args, host_path ? 1 : c->blocks, (uint32_t)t.lane,
+                             host_path ? 1 : (uint32_t)g->lanes);
+        chaos_here.left = chaos_here.long_us = 0;
+        pthread_barrier_wait(&own->boundary);
+        if (t.lane == 0) lanes_verify(own, i);
+    }
+    return NULL;
+}
+
+/* Runs the calls on all ranks and requires that everything is armed at the end. */
+static void lanes_run(lanes_group *g, const char *what, const lanes_call *calls, size_t count) {
+    lanes_thread starts[ONEHOP_MAX_RANKS][LANES_MOST_LANES];
+    g->what = what;
+    g->calls = calls;
+    g->count = count;
+    for (int r = 0; r < g->world; r++)
+        for (int lane = 0; lane < g->lanes; lane++) {
+            starts[r][lane] = (lanes_thread){&g->ranks[r], lane};
+            if (pthread_create(&g->ranks[r].threads[lane], NULL, lanes_main, &starts[r][lane]))
+                FAIL("pthread_create failed");
+        }
+    for (int r = 0; r < g->world; r++)
+        for (int lane = 0; lane < g->lanes; lane++) pthread_join(g->ranks[r].threads[lane], NULL);
+    if (!g->expect_mismatch)
+        for (int r = 0; r < g->world; r++)
+            for (uint32_t phase = 0; phase < 2; phase++)
+                lanes_expect_armed(&g->ranks[r], phase, count);
+}
+
+#endif

@@ -1,0 +1,207 @@
+/* Sizes and addresses at every edge: one element below, at and above each limit of each algorithm;
+ * counts 1..2W and sizes of 1..257 bytes; pointers off by 0..15 bytes, otherwise on each rank; in
+ * place, out of place, touching, and the overlap that is refused. Guard bytes around every output.
+ */
+/* labels: quick timeout=240 */
+#include "harness.h"
+#include "rank_contexts.h"
+#include "reference.h"
+
+#include "comm/context.h"
+
+#define MOST_BYTES ((size_t)3 << 20)
+
+static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT,
+                                              ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH};
+static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
+
+typedef struct own {
+    onehop_t *context;
+    int rank, world;
+    guarded in, out;
+    unsigned char *sum;
+    uint64_t seed;
+} own;
+
+static own own_make(onehop_t *context, int rank, int world, size_t most) {
+    own o = {context, rank, world, guarded_make(most), guarded_make(most), malloc(most), 0};
+    if (!o.sum) FAIL("no memory");
+    return o;
+}
+
+static void own_free(own *o) {
+    guarded_free(&o->in);
+    guarded_free(&o->out);
+    free(o->sum);
+}
+
+/* Of a long message both ends and some place between: test_matrix looks at all of one. */
+#define WINDOW ((size_t)8192)
+
+static void compare_window(own *o, const void *out, size_t first, size_t count, onehop_dtype dtype,
+                           const char *what) {
+    reference_of_inputs(o->sum, INPUT_REAL, o->seed, o->world, first, count, dtype);
+    expect_equal(o->sum, (const char *)out + first * reference_element_bytes(dtype), count, dtype,
+                 what);
+}
+
+/* One call; what the library says it would do is what it does. */
+static void compare(own *o, onehop_algorithm algorithm, onehop_dtype dtype, size_t count,
+                    size_t in_off, size_t out_off, bool in_place) {
+    const size_t bytes = count * reference_element_bytes(dtype);
+    char what[160];
+    snprintf(what, sizeof what, "rank %d of %d, %s, %s, count %zu, offsets %zu %zu%s", o->rank,
+             o->world, algorithm ? onehop_algorithm_name(algorithm) : "auto",
+             onehop_dtype_name(dtype), count, in_off, out_off, in_place ? ", in place" : "");
+    void *out = guarded_place(&o->out, bytes, out_off),
+         *in = in_place ? out : guarded_place(&o->in, bytes, in_off);
+    onehop_choice choice;
+    onehop_stats before, after;
+    input_fill(in, INPUT_REAL, ++o->seed, o->rank, 0, count, dtype);
+    CHECK_OK(onehop_get_stats(o->context, &before));
+    CHECK_OK(ranks_all_reduce(o->context, in, out, count, dtype, algorithm, NULL));
+    CHECK_OK(onehop_get_stats(o->context, &after));
+    if (count <= 3 * WINDOW) {
+        compare_window(o, out, 0, count, dtype, what);
+    } else {
+        compare_window(o, out, 0, WINDOW, dtype, what);
+        compare_window(o, out, o->seed * 7919 % (count - WINDOW), WINDOW, dtype, what);
+        compare_window(o, out, count - WINDOW, WINDOW, dtype, what);
+    }
+    guarded_check(&o->out, what);
+    if (!in_place) guarded_check(&o->in, what);
+    CHECK_OK(onehop_would_use(o->context, bytes, dtype, ONEHOP_SUM, ONEHOP_MODE_EAGER, in_place,
+                              &choice));
+    if (algorithm) choice.algorithm = algorithm;
+    CHECK_INT(before.calls_by[choice.algorithm] + 1, after.calls_by[choice.algorithm]);
+}
+
+/* ---- limits ---------------------------------------------------------------------------------- */
+/* Every size at which some code changes its mind: slot, sub-slot, the host paths' chunk and its
+ * multiples, table rows, a shard of a line per rank. */
+static size_t limits_of(const own *o, size_t *limits) {
+    const oh_planes *p = &o->context->planes;
+    size_t n = 0, quarter = p->pull_bytes / 4;
+    const size_t chunk = quarter < 131072 ? quarter : 131072;
+    const size_t all[] = {p->slot_bytes / 2,
+                          p->slot_bytes,
+                          2 * p->slot_bytes,
+                          3 * (p->slot_bytes / 2),
+                          65536,
+                          chunk,
+                          2 * chunk,
+                          4 * chunk,
+                          5 * chunk,
+                          p->pull_bytes,
+                          1024,
+                          128 * (size_t)o->world,
+                          16};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i] + 16 < MOST_BYTES) limits[n++] = all[i];
+    return n;
+}
+
+static void at_limits(onehop_t *context, int rank, int world, void *argument) {
+    own o = own_make(context, rank, world, MOST_BYTES);
+    size_t limits[16];
+    const size_t n = limits_of(&o, limits);
+    (void)argument;
+    for (size_t i = 0; i < n; i++)
+        for (int a = 0; a < 4; a++)
+            for (int d = 0; d < 3; d++)
+                for (int more = -1; more <= 1; more++) {
+                    const size_t count =
+                        (size_t)((long)(limits[i] / reference_element_bytes(dtypes[d])) + more);
+                    /* Large ones in one form, which changes from call to call. */
+                    if (limits[i] > 70000 && (i + (size_t)a + (size_t)d) % 3) continue;
+                    compare(&o, algorithms[a], dtypes[d], count, 0, 0, more % 2 == 0);
+                    if (limits[i] <= 70000)
+                        compare(&o, algorithms[a], dtypes[d], count, 0, 0, more % 2 != 0);
+                }
+    own_free(&o);
+}
+
+/* ---- small sizes, odd addresses -------------------------------------------------------------- */
+static void small_sizes(onehop_t *context, int rank, int world, void *argument) {
+    own o = own_make(context, rank, world, 4096);
+    (void)argument;
+    for (int a = 0; a < 4; a++) {
+        for (size_t count = 1; count <= 2 * (size_t)world; count++)
+            compare(&o, algorithms[a], dtypes[count % 3], count, 0, 0, count % 2);
+        for (size_t bytes = 1; bytes <= 257; bytes++) {
+            const onehop_dtype dtype = dtypes[(bytes + (size_t)a) % 3];
+            const size_t size = reference_element_bytes(dtype), count = (bytes + size - 1) / size;
+            compare(&o, algorithms[a], dtype, count, 0, 0, bytes % 2);
+        }
+    }
+    own_free(&o);
+}
+
+static void odd_addresses(onehop_t *context, int rank, int world, void *argument) {
+    static const size_t counts[] = {1, 7, 8, 100, 1021, 5000};
+    own o = own_make(context, rank, world, 65536);
+    (void)argument;
+    for (int a = 0; a < 4; a++)
+        for (int d = 0; d < 3; d++)
+            for (size_t off = 0; off < 16; off += reference_element_bytes(dtypes[d])) {
+                const size_t size = reference_element_bytes(dtypes[d]);
+                const size_t other = (off * 5 + (size_t)rank * 6) % 16 / size * size;
+                const size_t count = counts[(off / size + (size_t)a) % 6];
+                compare(&o, algorithms[a], dtypes[d], count, (off + (size_t)rank * size) % 16,
+                        other, false);
+                compare(&o, algorithms[a], dtypes[d], count, 0, (other + off) % 16, true);
+            }
+    own_free(&o);
+}
+
+/* ---- overlap --------------------------------------------------------------------------------- */
+static void overlaps(onehop_t *context, int rank, int world, void *argument) {
+    enum {
+        COUNT = 64
+    };
+    static _Thread_local float memory[3 * COUNT];
+    float sum[COUNT];
+    (void)argument;
+    for (int a = 0; a < 4; a++) {
+        /* Refused, and no rank has said anything to another. */
+        CHECK_RESULT(ONEHOP_ERR_OVERLAP, ranks_all_reduce(context, memory, memory + 1, COUNT,
+                                                          ONEHOP_FLOAT32, algorithms[a], NULL));
+        CHECK_RESULT(ONEHOP_ERR_OVERLAP,
+                     ranks_all_reduce(context, memory + COUNT, memory + 1, COUNT, ONEHOP_FLOAT32,
+                                      algorithms[a], NULL));
+        CHECK_RESULT(ONEHOP_ERR_OVERLAP,
+                     ranks_all_reduce(context, memory, memory + COUNT - 1, COUNT, ONEHOP_FLOAT32,
+                                      algorithms[a], NULL));
+        /* They touch: allowed, in either order. */
+        for (int order = 0; order < 2; order++) {
+            float *in = memory + (order ? COUNT : 0), *out = memory + (order ? 0 : COUNT);
+            input_fill(in, INPUT_REAL, (uint64_t)(a * 2 + order), rank, 0, COUNT, ONEHOP_FLOAT32);
+            reference_of_inputs(sum, INPUT_REAL, (uint64_t)(a * 2 + order), world, 0, COUNT,
+                                ONEHOP_FLOAT32);
+            CHECK_OK(
+                ranks_all_reduce(context, in, out, COUNT, ONEHOP_FLOAT32, algorithms[a], NULL));
+            expect_equal(sum, out, COUNT, ONEHOP_FLOAT32, "in and out touch");
+        }
+    }
+}
+
+int main(void) {
+    watchdog(230);
+    onehop_config tight = ONEHOP_CONFIG_INIT(onehop_config);
+    tight.push_bytes = 8192;
+    tight.pull_bytes = 12288;
+    const int step = HARNESS_SANITIZED ? 3 : 1;
+    for (int world = 2; world <= 8; world += step)
+        ranks_run(RANKS_AS_THREADS, world, NULL, small_sizes, NULL);
+    ranks_run(RANKS_AS_PROCESSES, 3, &tight, at_limits, NULL);
+    ranks_run(RANKS_AS_THREADS, 2, &tight, at_limits, NULL);
+    if (!HARNESS_SANITIZED) {
+        ranks_run(RANKS_AS_THREADS, 5, &tight, at_limits, NULL);
+        ranks_run(RANKS_AS_THREADS, 3, NULL, at_limits, NULL);
+    }
+    for (int world = 2; world <= 9; world += world < 4 ? step : 5)
+        ranks_run(RANKS_AS_THREADS, world, NULL, odd_addresses, NULL);
+    ranks_run(RANKS_AS_PROCESSES, 2, NULL, odd_addresses, NULL);
+    ranks_run(RANKS_AS_THREADS, 3, NULL, overlaps, NULL);
+    return 0;
+}

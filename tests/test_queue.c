@@ -1,0 +1,148 @@
+/* Calls that wait in a queue: on host streams, captured and replayed, many before one
+ * synchronisation.
+ *
+ * A replay must not freeze the epoch, nor the data: a captured call is launched a thousand times
+ * with new input, with eager calls in between. And 64 queued calls of 8 MiB, whose payload tells
+ * rank and number, must not mix. */
+/* labels: timeout=240 */
+#include "harness.h"
+#include "rank_contexts.h"
+#include "reference.h"
+
+static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT,
+                                              ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH};
+
+/* ---- replay ---------------------------------------------------------------------------------- */
+typedef struct captured {
+    onehop_host_graph *graph;
+    uint16_t *in, *out;
+    size_t count;
+} captured;
+
+/* One call of each algorithm, in one graph. */
+static void capture(onehop_t *context, onehop_stream_t stream, captured *c,
+                    onehop_algorithm algorithm, size_t count) {
+    c->count = count;
+    c->in = calloc(count, 2);
+    c->out = calloc(count, 2);
+    if (!c->in || !c->out) FAIL("no memory");
+    CHECK_OK(onehop_capture_begin(context));
+    CHECK_OK(onehop_host_stream_capture_begin(stream));
+    CHECK_OK(ranks_all_reduce(context, c->in, c->out, count, ONEHOP_BFLOAT16, algorithm, stream));
+    CHECK_OK(onehop_host_stream_capture_end(stream, &c->graph));
+    CHECK_OK(onehop_capture_end(context));
+}
+
+static void replays(onehop_t *context, int rank, int world, void *argument) {
+    static const size_t counts[] = {777, 1500, 20000, 1000};
+    const int times = HARNESS_SANITIZED ? 120 : 1000;
+    onehop_stream_t stream;
+    captured c[4];
+    uint16_t *sum = calloc(20000, 2), *eager = calloc(2 * 600, 2);
+    (void)argument;
+    if (!sum || !eager) FAIL("no memory");
+    CHECK_OK(onehop_host_stream_create(&stream));
+    for (int a = 0; a < 4; a++) capture(context, stream, &c[a], algorithms[a], counts[a]);
+    for (int i = 0; i < times; i++) {
+        /* The large one now and then. */
+        captured *now = &c[i % 20 == 2 ? 2 : i % 4 == 2 ? 1 : i % 4];
+        char what[80];
+        snprintf(what, sizeof what, "replay %d, rank %d", i, rank);
+        input_fill(now->in, INPUT_REAL, (uint64_t)i, rank, 0, now->count, ONEHOP_BFLOAT16);
+        memset(now->out, 0xA5, 2 * now->count);
+        CHECK_OK(onehop_host_graph_launch(now->graph, stream));
+        if (i % 3 == 0) { /* behind the replay, in its stream; every other one alone */
+            input_fill(eager, INPUT_REAL, (uint64_t)i + 5000, rank, 0, 600, ONEHOP_BFLOAT16);
+            if (i % 2) CHECK_OK(onehop_synchronize(context, stream));
+            CHECK_OK(ranks_all_reduce(context, eager, eager + 600, 600, ONEHOP_BFLOAT16,
+                                      algorithms[i / 3 % 4], stream));
+        }
+        CHECK_OK(onehop_synchronize(context, stream));
+        reference_of_inputs(sum, INPUT_REAL, (uint64_t)i, world, 0, now->count, ONEHOP_BFLOAT16);
+        expect_equal(sum, now->out, now->count, ONEHOP_BFLOAT16, what);
+        if (i % 3) continue;
+        reference_of_inputs(sum, INPUT_REAL, (uint64_t)i + 5000, world, 0, 600, ONEHOP_BFLOAT16);
+        expect_equal(sum, eager + 600, 600, ONEHOP_BFLOAT16, "eager call after a replay");
+    }
+    for (int a = 0; a < 4; a++) {
+        onehop_host_graph_destroy(c[a].graph);
+        free(c[a].in);
+        free(c[a].out);
+    }
+    onehop_host_stream_destroy(stream);
+    free(sum);
+    free(eager);
+}
+
+/* ---- a long queue ---------------------------------------------------------------------------- */
+#define CALLS 66
+#define COUNT ((size_t)2 << 20) /* fp32: 8 MiB */
+#define STRIDE                                                                                     \
+    ((size_t)48                                                                                    \
+     << 10) /* elements by which the output of a call lies behind that of the one before */
+#define PATTERN 1024
+
+/* Element j of call i on rank r: small integers, so that sums are exact; call and rank are told
+ * apart by every run of elements. Inputs of all calls are windows of one array. */
+static float payload(int rank, size_t j) {
+    const uint64_t x = (j * 2654435761u) >> 7;
+    return (float)((x + (uint64_t)rank * 977) % 8191);
+}
+
+static float payload_sum(int world, size_t j) {
+    float sum = 0;
+    for (int r = 0; r < world; r++) sum += payload(r, j);
+    return sum;
+}
+
+/* Outputs overlap: of each call the first STRIDE elements stay, of the last one all. Whatever a
+ * call mixes in from another one shows there, or in the calls that follow in place. */
+static void long_queue(onehop_t *context, int rank, int world, void *argument) {
+    const size_t in_count = COUNT + CALLS * PATTERN, out_count = COUNT + CALLS * STRIDE;
+    onehop_stream_t stream;
+    float *in = malloc(in_count * 4), *out = malloc(out_count * 4);
+    (void)argument;
+    if (!in || !out) FAIL("no memory");
+    for (size_t j = 0; j < in_count; j++) in[j] = payload(rank, j);
+    memset(out, 0xA5, out_count * 4);
+    CHECK_OK(onehop_host_stream_create(&stream));
+    for (size_t i = 0; i < CALLS; i++)
+        CHECK_OK(onehop_all_reduce(context, in + i * PATTERN, out + i * STRIDE, COUNT,
+                                   ONEHOP_FLOAT32, ONEHOP_SUM, stream));
+    CHECK_OK(onehop_synchronize(context, stream));
+    for (size_t i = 0; i < CALLS; i++) {
+        const size_t stays = i + 1 < CALLS ? STRIDE : COUNT;
+        for (size_t j = 0; j < stays; j++) {
+            const float want = payload_sum(world, i * PATTERN + j), have = out[i * STRIDE + j];
+            if (want != have)
+                FAIL("rank %d of %d, queued call %zu, element %zu: expected %g, found %g", rank,
+                     world, i, j, (double)want, (double)have);
+        }
+    }
+    /* In place, each on the result of the one before: powers of W, exact; what is stale is off by a
+     * power. */
+    for (size_t j = 0; j < COUNT; j++) in[j] = payload(rank, j) * 0x1p-60f;
+    for (int i = 0; i < 8; i++)
+        CHECK_OK(onehop_all_reduce(context, in, in, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, stream));
+    CHECK_OK(onehop_synchronize(context, stream));
+    float factor = 0x1p-60f;
+    for (int i = 0; i < 7; i++) factor *= (float)world;
+    for (size_t j = 0; j < COUNT; j++)
+        if (in[j] != payload_sum(world, j) * factor)
+            FAIL("rank %d of %d, in place, element %zu: expected %g, found %g", rank, world, j,
+                 (double)(payload_sum(world, j) * factor), (double)in[j]);
+    onehop_host_stream_destroy(stream);
+    free(in);
+    free(out);
+}
+
+int main(void) {
+    watchdog(230);
+    ranks_run(RANKS_AS_THREADS, 2, NULL, replays, NULL);
+    ranks_run(RANKS_AS_THREADS, 4, NULL, replays, NULL);
+    ranks_run(RANKS_AS_PROCESSES, 3, NULL, replays, NULL);
+    for (int world = 2; world <= (HARNESS_SANITIZED ? 2 : 8); world *= 2)
+        ranks_run(world == 4 ? RANKS_AS_PROCESSES : RANKS_AS_THREADS, world, NULL, long_queue,
+                  NULL);
+    return 0;
+}
