@@ -61,9 +61,7 @@ static onehop_result load_functions(onehop_comm *comm, uint32_t ranks_per_device
     for (size_t i = 0; i < count; i++) {
         bool used = false;
         for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++)
-            for (int a = 1; a < ONEHOP_LOCAL_COPY; a++)
-                used |= oh_kernel_find(comm->dispatch.kind, (onehop_algorithm)a, (onehop_dtype)d,
-                                       comm->world) == (int)i;
+            for (int a = 1; a <= ONEHOP_LOCAL_COPY; a++) used |= comm->dispatch.kernels[a][d] == (int)i;
         if (!used) continue;
         onehop_result result = comm->device->ops->load(comm->device, &kernels[i], 1, &comm->functions[i]);
         uint32_t resident = 0;
@@ -108,10 +106,10 @@ static onehop_result comm_init(onehop_comm *comm, const onehop_comm_config *c) {
     void *device_page;
     comm->rank = c->rank;
     comm->world = c->world_size;
-    comm->dispatch.kind = comm->device->ops->kind;
-    comm->dispatch.world = c->world_size;
     comm->page = c->host;
-    onehop_result result = oh_layout_plan(c->layout, &layout, &comm->dispatch.planes);
+    oh_planes planes;
+    onehop_result result = oh_layout_plan(c->layout, &layout, &planes);
+    if (!result) oh_dispatch_init(&comm->dispatch, comm->device->ops->kind, c->world_size, &planes);
     if (!result) result = resolve_timeout(c->timeout_ms, &comm->timeout_ms);
     if (!result) result = comm->device->ops->host_address(comm->device, c->host, &device_page);
     if (result) return result;

@@ -23,8 +23,8 @@ static void release(onehop_t *ctx) {
 static onehop_result make_alone(onehop_t *ctx) {
     oh_introduction unused;
     onehop_result result = oh_context_introduce(ctx, 0, &unused);
-    ctx->dispatch.kind = ctx->info.device.kind;
-    ctx->dispatch.world = 1;
+    const oh_planes none = {0};
+    oh_dispatch_init(&ctx->dispatch, ctx->info.device.kind, 1, &none);
     return result;
 }
 

@@ -4,6 +4,8 @@
 
 #include "kernels/kernels.h"
 
+#include <string.h>
+
 #define ANY SIZE_MAX
 #define K ((size_t)1 << 10)
 #define M ((size_t)1 << 20)
@@ -87,6 +89,21 @@ static onehop_result choose_grid(const oh_dispatch *d, const onehop_call *call, 
     return ONEHOP_OK;
 }
 
+void oh_dispatch_init(oh_dispatch *d, onehop_device_kind kind, int world, const oh_planes *planes) {
+    size_t count;
+    const oh_kernel *list = oh_kernel_list(&count);
+    memset(d, 0, sizeof *d);
+    d->kind = kind;
+    d->world = world;
+    d->planes = *planes;
+    for (int a = 0; a <= ONEHOP_LOCAL_COPY; a++)
+        for (int t = 0; t <= ONEHOP_BFLOAT16; t++) {
+            const int k = oh_kernel_find(kind, (onehop_algorithm)a, (onehop_dtype)t, world);
+            d->kernels[a][t] = (int16_t)k;
+            d->bounds[a][t] = k < 0 ? 0 : list[k].max_threads;
+        }
+}
+
 onehop_result oh_dispatch_choose(const oh_dispatch *d, size_t bytes, onehop_dtype dtype,
                                  const onehop_call *call, oh_plan *plan_out) {
     oh_plan plan = {{ONEHOP_LOCAL_COPY, ONEHOP_SOURCE_NONE, 0, 0, 1, {0}}, -1, bytes};
@@ -103,13 +120,13 @@ onehop_result oh_dispatch_choose(const oh_dispatch *d, size_t bytes, onehop_dtyp
     }
     const row *r = row_for(d, bytes);
     plan.choice.algorithm = forced == ONEHOP_ALGORITHM_AUTO ? r->algorithm : forced;
-    plan.kernel = oh_kernel_find(d->kind, plan.choice.algorithm, dtype, d->world);
+    const bool known = (unsigned)plan.choice.algorithm <= ONEHOP_LOCAL_COPY;
+    plan.kernel = known ? d->kernels[plan.choice.algorithm][dtype] : -1;
     if (plan.kernel < 0)
         return oh_error(ONEHOP_ERR_ALGORITHM, "%s (%d) is not available on the %s device for %s, world size %d",
                         onehop_algorithm_name(forced), (int)forced,
                         d->kind == ONEHOP_DEVICE_CUDA ? "cuda" : "host", onehop_dtype_name(dtype), d->world);
-    size_t kernels;
-    const uint32_t bound = oh_kernel_list(&kernels)[plan.kernel].max_threads;
+    const uint32_t bound = d->bounds[plan.choice.algorithm][dtype];
     onehop_result result = choose_grid(d, call, r, bound, &plan.choice);
     if (result) return result;
     plan.chunk_bytes = chunk_bytes_for(d, plan.choice.algorithm, bytes);

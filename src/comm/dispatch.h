@@ -11,7 +11,12 @@ typedef struct oh_dispatch {
     onehop_device_kind kind;
     int world;
     oh_planes planes;
+    /* Looked up once: index in oh_kernel_list for [algorithm][type], -1 for none, and its launch bound. */
+    int16_t kernels[ONEHOP_LOCAL_COPY + 1][ONEHOP_BFLOAT16 + 1];
+    uint32_t bounds[ONEHOP_LOCAL_COPY + 1][ONEHOP_BFLOAT16 + 1];
 } oh_dispatch;
+
+void oh_dispatch_init(oh_dispatch *d, onehop_device_kind kind, int world, const oh_planes *planes);
 
 typedef struct oh_plan {
     onehop_choice choice;
