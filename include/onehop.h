@@ -324,7 +324,8 @@ typedef struct onehop_layout_config {
     /* Bytes of one half of the pull buffer (on the host: of the area a rank publishes in). A multiple
      * of 4096. Default: 16 MiB on CUDA, 1 MiB on the host. */
     size_t pull_bytes;
-    /* Largest grid of any call. Default: 256 on CUDA, 16 on the host. At most 1024. */
+    /* Largest grid of any call; all its blocks must fit on the smallest rank's device at once. Default: 64 on CUDA (long
+     * messages want one per multiprocessor, divided by the ranks on a GPU), 16 on the host. At most 1024. */
     uint32_t max_blocks;
     /* Rows of the table of captured inputs. Default 4096 on CUDA, 256 on the host. */
     uint32_t max_rows;
@@ -369,7 +370,8 @@ typedef struct onehop_comm_config {
     uint32_t reserved;                    /* 0 */
 } onehop_comm_config;
 
-/* Initialises one rank's memory: push slots to 0xFF, everything else to zero. To be called by every
+/* Initialises one rank's memory: push slots to 0xFF, all words that a call looks at before it writes them to zero. To be
+ * called by every
  * rank on its own memory, once, and followed by a barrier of the caller's before the first call of any
  * rank. Blocks until the memory is written. Memory of a communicator that died must not be armed
  * again: allocate anew. Errors: NULL, STRUCT_SIZE, ARGUMENT, WORLD_SIZE, ALIGNMENT, NO_DEVICE, DRIVER.
@@ -377,8 +379,8 @@ typedef struct onehop_comm_config {
 ONEHOP_API onehop_result onehop_storage_arm(const onehop_layout_config *config, onehop_device device,
                                             void *symmetric, void *local, void *host);
 
-/* A communicator over armed memory, which the caller owns and keeps until after the destroy. Allocates
- * no device memory and exchanges nothing. Without a group the loss of a peer shows by the deadline.
+/* A communicator over armed memory, which the caller owns and keeps until after the destroy and until all ranks' calls
+ * have ended: peers read it. Allocates no device memory and exchanges nothing. Without a group the loss of a peer shows by the deadline.
  * Errors: NULL, STRUCT_SIZE, ARGUMENT, RANK, WORLD_SIZE, ALIGNMENT, NO_DEVICE, UNSUPPORTED, MEMORY,
  * DRIVER. Since 0.1. */
 ONEHOP_API onehop_result onehop_comm_create(const onehop_comm_config *config,
@@ -394,7 +396,7 @@ typedef struct onehop_call {
     onehop_algorithm algorithm;
     onehop_source source;
     uint32_t blocks;  /* grid: 1..max_blocks, the signature's block included */
-    uint32_t threads; /* threads per block: 32..1024 on CUDA, 1 on the host */
+    uint32_t threads; /* threads per block, CUDA: a multiple of 32 to 1024, to 512 for 6 to 8 ranks; host: 1 */
 } onehop_call;
 
 /* As onehop_all_reduce and onehop_all_reduce_with (call may be NULL), on a communicator. */
@@ -434,7 +436,7 @@ typedef struct onehop_config {
     uint32_t max_blocks;
     uint32_t max_rows;
     uint32_t timeout_ms;      /* deadline of a call; 0: ONEHOP_TIMEOUT_MS or 300000 */
-    uint32_t init_timeout_ms; /* deadline of collective set-up calls; 0: the group's, ONEHOP_INIT_TIMEOUT_MS or 300000 */
+    uint32_t init_timeout_ms; /* deadline of collective calls, from now on also of a borrowed group's; 0: the group's */
     uint32_t flags;           /* ONEHOP_FLAG_* */
     uint32_t reserved;        /* 0 */
 } onehop_config;
@@ -450,7 +452,8 @@ ONEHOP_API onehop_result onehop_create_all(const onehop_config *config, int n,
                                            const onehop_device *devices, onehop_t **contexts_out);
 
 /* Local, never waits for a peer. Waits for this rank's own eager calls in flight, at most to their deadline; replays
- * of graphs must have ended. Peers that still call get PEER_LOST. */
+ * of graphs must have ended. Peers that still call get PEER_LOST. On CUDA freeing memory may wait for other work of the
+ * GPU, as cudaFree does. If the last call's stream is gone or being captured the memory is kept and that is logged. */
 ONEHOP_API void onehop_destroy(onehop_t *context);
 
 ONEHOP_API int onehop_rank(const onehop_t *context);
@@ -463,11 +466,11 @@ ONEHOP_API onehop_device onehop_get_device(const onehop_t *context);
  * place) or disjoint. Both must stay valid until the call has run; on return of a NULL-stream host call it
  * has. count 0 does nothing, on all ranks.
  * Order: stream order; calls of one context run in the order they were made, also from different streams
- * (the last call's stream must live until the next call or the destroy). All ranks must make the same
+ * (the streams of the last eager and of the last captured call must live until the next such call or the destroy). All ranks must make the same
  * calls in the same order; a difference ends in MISMATCH on all ranks.
  * Capture: allowed; inside onehop_capture_begin/_end pull algorithms use the captured pointers.
- * May it block? Not on CUDA and not on a host stream; a NULL-stream host call runs to its end. No
- * allocation, lock or system call beyond the launch.
+ * May it block? Not on CUDA; on a host stream only while 1024 calls are queued on it; a NULL-stream host call runs to
+ * its end. On CUDA no allocation, lock or system call beyond the launch.
  * Errors, nothing launched: NULL, DTYPE, OP, ALIGNMENT, OVERLAP, TOO_LARGE, STREAM, STATE. Errors of calls that ran
  * come from later calls, onehop_synchronize and onehop_status (host, NULL stream: from this call): TIMEOUT,
  * PEER_LOST, MISMATCH, ABORTED, CALLS_OVERLAP. Then the content of `out` is undefined. Since 0.1. */
@@ -506,7 +509,7 @@ ONEHOP_API onehop_result onehop_capture_begin_all(onehop_t *const *contexts, int
 ONEHOP_API onehop_result onehop_capture_end_all(onehop_t *const *contexts, int n);
 
 /* Waits until the stream's work is done, watching the peers: a lost process is seen at once, a silent
- * one by the deadline. Returns the context's state: OK, or the -3xx error. Since 0.1. */
+ * one by the deadline. Returns the context's state: OK, or the -3xx error. Errors: NULL, STREAM, DRIVER. Since 0.1. */
 ONEHOP_API onehop_result onehop_synchronize(onehop_t *context, onehop_stream_t stream);
 
 /* What killed a communicator. */

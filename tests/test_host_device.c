@@ -308,6 +308,36 @@ static void test_public_memory(void) {
     CHECK(count_mappings() == 0);
 }
 
+/* Memory of onehop_mem_alloc can be given away, from any pointer into it; nothing else can. */
+static void test_foreign(void) {
+    onehop_device device = {ONEHOP_DEVICE_HOST, 0};
+    oh_mem_handle handle = {.kind = 99};
+    oh_mem shared;
+    uint64_t offset = 99;
+    int fd = -1;
+    char *ptr = NULL, stack[64];
+    CHECK_OK(onehop_mem_alloc(device, 10000, (void **)&ptr));
+    static const size_t bad[] = {0, 12288 - 5000 + 1, SIZE_MAX};
+    for (size_t i = 0; i < OH_LENGTH(bad); i++)
+        CHECK_RESULT(ONEHOP_ERR_ARGUMENT,
+                     host->ops->foreign_export(host, ptr + 5000, bad[i], &handle, &offset, &fd));
+    CHECK_RESULT(ONEHOP_ERR_UNSUPPORTED,
+                 host->ops->foreign_export(host, stack, sizeof stack, &handle, &offset, &fd));
+    CHECK_CONTAINS("onehop_mem_alloc", onehop_last_error());
+    CHECK(handle.kind == 99 && offset == 99 && fd == -1);
+    CHECK_OK(host->ops->foreign_export(host, ptr + 5000, 5000, &handle, &offset, &fd));
+    CHECK(handle.kind == OH_HANDLE_FD && handle.bytes == 12288 && offset == 5000);
+    CHECK_OK(host->ops->mem_import(host, &handle, fd, &shared));
+    CHECK(shared.ptr == ptr);
+    close(fd);
+    onehop_mem_free(ptr); /* whoever has it mapped keeps it */
+    memset(shared.ptr, 7, shared.bytes);
+    host->ops->mem_release(host, &shared);
+    CHECK_RESULT(ONEHOP_ERR_UNSUPPORTED,
+                 host->ops->foreign_export(host, ptr, 1, &handle, &offset, &fd));
+    CHECK(count_mappings() == 0);
+}
+
 /* ---- running --------------------------------------------------------------------------------- */
 
 static uint32_t order[8], ran;
@@ -357,6 +387,7 @@ int main(void) {
     test_threads();
     test_plain_memory();
     test_public_memory();
+    test_foreign();
     test_run_lane();
     host->ops->close(host);
     return 0;

@@ -257,11 +257,29 @@ static void defaults(void) {
             CHECK_OK(onehop_layout_get(&config, &layout));
             CHECK_INT((share < most ? share : most) / 4096 * 4096, layout.push_bytes);
             CHECK_INT(most, layout.pull_bytes);
-            CHECK_INT(kind == ONEHOP_DEVICE_CUDA ? 256 : 16, layout.max_blocks);
+            CHECK_INT(kind == ONEHOP_DEVICE_CUDA ? 64 : 16, layout.max_blocks);
             CHECK_INT(kind == ONEHOP_DEVICE_CUDA ? 4096 : 256, layout.max_rows);
             CHECK(layout.symmetric_bytes >= 2 * (size_t)world_size * layout.push_bytes + 2 * layout.pull_bytes);
             CHECK_INT(0, layout.symmetric_bytes % 4096 + layout.local_bytes % 256 + layout.host_bytes % 256);
         }
+}
+
+/* A communicator of one rank copies; it has no peers to meet. */
+static void alone(void) {
+    onehop_layout_config plan = layout_config(1);
+    onehop_layout layout;
+    CHECK_OK(onehop_layout_get(&plan, &layout));
+    void *slabs[1] = {aligned_memory(layout.symmetric_bytes)};
+    onehop_comm_config config = prepare(0, 1, slabs);
+    onehop_comm *comm = NULL;
+    float in[5] = {1, -2, 3, -0.0f, 5}, out[5] = {9, 9, 9, 9, 9};
+    CHECK_OK(onehop_comm_create(&config, &comm));
+    CHECK_OK(onehop_comm_all_reduce(comm, in, out, 5, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
+    CHECK(memcmp(in, out, sizeof in) == 0);
+    CHECK_OK(onehop_comm_all_reduce(comm, out, out, 5, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
+    CHECK(memcmp(in, out, sizeof in) == 0);
+    release(comm, &config);
+    free(slabs[0]);
 }
 
 int main(void) {
@@ -276,5 +294,6 @@ int main(void) {
         run_ranks(world_size, in_process, NULL);
     }
     own_mapping();
+    alone();
     return 0;
 }

@@ -3,6 +3,7 @@
 #   tools/bootstrap.sh          for building: C compiler, cmake, ninja, python3; nvcc if there is a GPU
 #   tools/bootstrap.sh test     the same, and NVRTC where nvcc is
 #   tools/bootstrap.sh sanitize C compiler with its sanitizers, cmake, ninja, python3
+#   tools/bootstrap.sh aarch64  the cross compiler for AArch64; ends with 77 if it is missing and cannot be installed
 #   tools/bootstrap.sh format   clang-format
 # Debian packages are installed only as root, Python packages only into build/venv. CC is respected.
 set -euo pipefail
@@ -69,6 +70,14 @@ if [ "$mode" = sanitize ] && ! compiles ${CC:-cc} -fsanitize=address; then
     install_packages "missing" "libclang-rt-$major-dev"
 fi
 
+if [ "$mode" = aarch64 ] && ! compiles aarch64-linux-gnu-gcc; then
+    cross=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+    if ! can_install || ! install_packages "missing" "${cross[@]}" || ! compiles aarch64-linux-gnu-gcc; then
+        say "no aarch64-linux-gnu-gcc that compiles and links (as root: apt-get install ${cross[*]})"
+        exit 77
+    fi
+fi
+
 read -r _ _ cmake_version < <(cmake --version)
 [ "$(printf '%s\n' 3.25 "$cmake_version" | sort -V | head -1)" = 3.25 ] ||
     fail "cmake $cmake_version is too old: 3.25 or later is needed"
@@ -89,7 +98,7 @@ venv_install() {
     $venv/bin/pip install --quiet --disable-pip-version-check --retries 1 --timeout 30 "$@"
 }
 
-if [ "$mode" = sanitize ]; then exit 0; fi
+if [ "$mode" = sanitize ] || [ "$mode" = aarch64 ]; then exit 0; fi
 if [ "$mode" = format ]; then
     if [ "$($venv/bin/clang-format --version 2>/dev/null | grep -o '[0-9.]*' | head -1)" != $clang_format_version ]; then
         venv_install "clang-format==$clang_format_version"

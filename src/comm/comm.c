@@ -142,6 +142,13 @@ onehop_result oh_comm_open(const onehop_comm_config *config, oh_device *device, 
     return ONEHOP_OK;
 }
 
+/* The memory is there already, so its device is known. */
+static onehop_result open_named(onehop_device which, oh_device **out) {
+    if (which.kind == ONEHOP_DEVICE_AUTO)
+        return oh_error(ONEHOP_ERR_ARGUMENT, "device kind is AUTO; memory of the caller's own has kind CUDA or HOST");
+    return oh_device_open(which, 0, out);
+}
+
 onehop_result onehop_comm_create(const onehop_comm_config *config, onehop_comm **comm_out) {
     if (!config || !comm_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_comm_create: %s is NULL", config ? "comm_out" : "config");
@@ -153,7 +160,7 @@ onehop_result onehop_comm_create(const onehop_comm_config *config, onehop_comm *
         result = oh_config_copy(&layout, sizeof layout, known.layout, "onehop_layout_config");
         known.layout = &layout;
     }
-    if (!result) result = oh_device_open(known.device, 0, &device);
+    if (!result) result = open_named(known.device, &device);
     if (!result && known.layout && layout.device_kind != device->ops->kind)
         result = oh_error(ONEHOP_ERR_ARGUMENT, "communicator: layout is for device kind %d, the device is of kind %d",
                           (int)layout.device_kind, (int)device->ops->kind);
@@ -184,7 +191,7 @@ onehop_result onehop_storage_arm(const onehop_layout_config *config, onehop_devi
     oh_device *opened = NULL;
     onehop_result result = oh_config_copy(&known, sizeof known, config, "onehop_layout_config");
     if (!result) result = oh_layout_plan(&known, &layout, &planes);
-    if (!result) result = oh_device_open(device, 0, &opened);
+    if (!result) result = open_named(device, &opened);
     if (!result) result = oh_storage_arm(opened, &planes, known.world_size, symmetric, local, host);
     if (opened) opened->ops->close(opened);
     return result;

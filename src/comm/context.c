@@ -22,7 +22,7 @@ static void release(onehop_t *ctx) {
 /* A group of one rank: no group, no memory; calls copy. */
 static onehop_result make_alone(onehop_t *ctx) {
     oh_introduction unused;
-    onehop_result result = oh_context_introduce(ctx, 0, &unused);
+    onehop_result result = oh_context_introduce(ctx, &unused);
     const oh_planes none = {0};
     oh_dispatch_init(&ctx->dispatch, ctx->info.device.kind, 1, &none);
     return result;
@@ -35,13 +35,6 @@ static onehop_result check_environment(void) {
     return result ? result : oh_env_integer(OH_ENV_MULTICAST, 0, 1, 0, &unused);
 }
 
-static onehop_result local_rank_of(int rank, int *out) {
-    int64_t value;
-    onehop_result result = oh_env_integer(OH_ENV_LOCAL_RANK, 0, INT32_MAX, rank, &value);
-    if (!result) *out = (int)value;
-    return result;
-}
-
 /* Every rank's descriptor to every rank; descriptors of one set of ranks end with the step that used them. */
 static void close_fds(int *fds, int count) {
     for (int i = 0; i < count; i++)
@@ -52,11 +45,9 @@ static void close_fds(int *fds, int count) {
 static onehop_result set_up(onehop_t *ctx) {
     oh_introduction mine, all[ONEHOP_MAX_RANKS];
     oh_offer offer, offers[ONEHOP_MAX_RANKS];
-    int local_rank = 0, fd = -1, fds[ONEHOP_MAX_RANKS];
+    int fd = -1, fds[ONEHOP_MAX_RANKS];
     memset(&mine, 0, sizeof mine);
-    onehop_result result = local_rank_of(ctx->rank, &local_rank);
-    if (!result) result = oh_context_introduce(ctx, local_rank, &mine);
-    result = oh_rendezvous_agree(ctx->group, result);
+    onehop_result result = oh_rendezvous_agree(ctx->group, oh_context_introduce(ctx, &mine));
     if (!result) result = oh_rendezvous_allgather(ctx->group, &mine, all, sizeof mine);
     if (result) return result;
 
@@ -120,7 +111,7 @@ static onehop_result make_all(onehop_t **ctx, int n) {
     int fds[ONEHOP_MAX_RANKS];
     onehop_result result = ONEHOP_OK;
     for (int r = 0; r < ONEHOP_MAX_RANKS; r++) fds[r] = -1;
-    for (int r = 0; r < n && !result; r++) result = oh_context_introduce(ctx[r], r, &all[r]);
+    for (int r = 0; r < n && !result; r++) result = oh_context_introduce(ctx[r], &all[r]);
     for (int r = 0; r < n && !result; r++) result = oh_context_allocate(ctx[r], all, &offers[r], &fds[r]);
     for (int r = 0; r < n && !result; r++) result = oh_context_connect(ctx[r], offers, fds);
     close_fds(fds, n);
@@ -165,9 +156,17 @@ onehop_result onehop_create_all(const onehop_config *config, int n, const onehop
 void onehop_destroy(onehop_t *context) {
     if (!context) return;
     if (context->comm) {
-        /* Own calls end by themselves, at their deadline at the latest. */
-        if (context->comm->eager_id) oh_comm_wait(context->comm, context->comm->eager_stream);
+        /* Own calls end by themselves, at their deadline at the latest. A CUDA stream that cannot be asked (say, being
+         * captured) may still run one: its memory must stay. A host stream ends its calls before it goes. */
+        onehop_result result = ONEHOP_OK;
+        if (context->comm->eager_id)
+            result = oh_comm_wait(context->comm, context->comm->eager_stream);
         oh_comm_leave(context->comm);
+        if (result && result > -300 && context->info.device.kind == ONEHOP_DEVICE_CUDA) {
+            oh_log(ONEHOP_LOG_ERROR, "onehop_destroy: memory is kept, the last call cannot be waited for: %s",
+                   onehop_last_error());
+            return;
+        }
     }
     release(context);
 }

@@ -65,7 +65,7 @@ struct onehop {
     size_t captured_count, captured_room;
 };
 
-onehop_result oh_context_introduce(onehop_t *ctx, int local_rank, oh_introduction *out);
+onehop_result oh_context_introduce(onehop_t *ctx, oh_introduction *out);
 onehop_result oh_context_allocate(onehop_t *ctx, const oh_introduction *all, oh_offer *out, int *fd_out);
 onehop_result oh_context_connect(onehop_t *ctx, const oh_offer *offers, const int *fds);
 onehop_result oh_context_finish(onehop_t *ctx);

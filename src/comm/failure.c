@@ -143,11 +143,13 @@ void oh_comm_kill(onehop_comm *comm, uint32_t kind, int culprit) {
     f.epoch = OH_EPOCH_NEXT(last_epoch(comm)); /* the call that runs or would be made */
     /* One that is dead has told its peers already: a second verdict would have late ranks name another culprit. */
     if (is_dead(comm) || !set_failure(comm, &f)) return;
-    /* Calls in flight here end at their next slow look; the peers' find the verdict. */
-    __atomic_store_n(&comm->page->abort, 1, __ATOMIC_RELAXED);
+    /* Verdicts before the abort: a kernel that is aborted here adopts the verdict it finds. Own page first. */
     const uint64_t verdict = OH_VERDICT(kind, culprit, f.epoch);
-    for (int r = 0; r < comm->world; r++)
+    for (int k = 0; k < comm->world; k++) {
+        const int r = (comm->rank + k) % comm->world;
         oh_comm_store_u64(comm, OH_MEMBER(control_of(comm, r), oh_control, verdicts[comm->rank]), verdict);
+    }
+    __atomic_store_n(&comm->page->abort, 1, __ATOMIC_RELEASE);
 }
 
 /* A verdict on the own control page that no call of this rank has met yet. */
@@ -186,13 +188,18 @@ static int gone_peer(onehop_comm *comm) {
     return -1;
 }
 
-/* Is a call of this rank running right now? Host paths raise busy; kernels run ahead of their epoch word. */
+/* Is a call of this rank running right now? Host paths raise busy; kernels run ahead of their epoch words. */
 static bool in_flight(onehop_comm *comm) {
-    uint64_t words[sizeof(oh_local) / 8];
+    uint64_t words[OH_LOCAL_EPOCHS / 8], epochs[1024];
     oh_local head;
-    if (oh_comm_load_u64s(comm, comm->args.local, words, OH_LENGTH(words))) return false;
+    const uint32_t blocks = comm->dispatch.planes.max_blocks;
+    if (oh_comm_load_u64s(comm, comm->args.local, words, OH_LENGTH(words)) ||
+        oh_comm_load_u64s(comm, comm->args.local + OH_LOCAL_EPOCHS, epochs, blocks))
+        return false;
     memcpy(&head, words, sizeof words);
-    return head.busy || head.running == OH_EPOCH_NEXT((uint32_t)head.epochs[0]);
+    for (uint32_t b = 0; b < blocks; b++)
+        if (head.running == OH_EPOCH_NEXT((uint32_t)epochs[b])) return true;
+    return head.busy;
 }
 
 /* Has the peer made the call that this rank will make next? Then it may have left after that. Signatures lie where
@@ -242,7 +249,7 @@ onehop_result oh_comm_look(onehop_comm *comm) {
 
 void oh_comm_watch(onehop_comm *comm) {
     const int lost = comm->group ? oh_rendezvous_lost_peer(comm->group) : -1;
-    if (lost >= 0) go_on_without(comm, lost);
+    if (lost >= 0 && in_flight(comm)) go_on_without(comm, lost);
 }
 
 /* Polled: bare at first, since most waits are short, then with rests; the peers are looked at every millisecond. */

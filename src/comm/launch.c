@@ -32,14 +32,32 @@ static onehop_result order_streams(onehop_comm *comm, onehop_stream_t stream, co
     onehop_result result = ONEHOP_OK;
     if (*last_id == info->id + 1) return ONEHOP_OK;
     if (*last_id) result = comm->device->ops->stream_order(comm->device, *last, stream);
+    if (result) return result;
     *last = stream;
     *last_id = info->id + 1;
+    return ONEHOP_OK;
+}
+
+static void count_call(onehop_comm *comm, const oh_plan *plan, size_t bytes) {
+    comm->stats.calls++;
+    comm->stats.bytes += bytes;
+    comm->stats.calls_by[plan->choice.algorithm]++;
+}
+
+/* A communicator of one rank. */
+static onehop_result copy_alone(onehop_comm *comm, const oh_request *q, const oh_plan *plan) {
+    const size_t bytes = q->count * onehop_dtype_bytes(q->dtype);
+    onehop_result result = ONEHOP_OK;
+    if (q->in != q->out)
+        result = comm->device->ops->copy_on_stream(comm->device, q->out, q->in, bytes, q->stream);
+    if (!result) count_call(comm, plan, bytes);
     return result;
 }
 
 onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_plan *plan,
                              bool *captured_out) {
     oh_stream_info info = {0, false};
+    if (plan->kernel < 0) return copy_alone(comm, q, plan);
     onehop_result result = comm->device->ops->stream_info(comm->device, q->stream, &info);
     if (!result) result = order_streams(comm, q->stream, &info);
     if (result) return result;
@@ -59,9 +77,7 @@ onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_pl
                               plan->choice.threads, q->stream};
     result = comm->device->ops->launch(comm->device, &launch);
     if (result) return result;
-    comm->stats.calls++;
-    comm->stats.bytes += bytes;
-    comm->stats.calls_by[plan->choice.algorithm]++;
+    count_call(comm, plan, bytes);
     if (captured_out) *captured_out = info.capturing;
     /* A host call on no stream has run to its end by now, and has failed only if it has left a record: that a peer was
      * seen to leave just after it, from another thread, is for the next call. */

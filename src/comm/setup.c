@@ -23,10 +23,10 @@ static onehop_result check_sizes(const onehop_config *c) {
     return ONEHOP_OK;
 }
 
-onehop_result oh_context_introduce(onehop_t *ctx, int local_rank, oh_introduction *out) {
+onehop_result oh_context_introduce(onehop_t *ctx, oh_introduction *out) {
     const onehop_config *c = &ctx->config;
     onehop_result result = check_sizes(c);
-    if (!result) result = oh_device_open(c->device, local_rank, &ctx->device);
+    if (!result) result = oh_device_open(c->device, ctx->rank, &ctx->device);
     if (!result) result = ctx->device->ops->info(ctx->device, &ctx->info);
     if (result) return result;
     memset(out, 0, sizeof *out);

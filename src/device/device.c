@@ -7,13 +7,13 @@ enum device_word {
     WORD_HOST
 };
 
-static onehop_result open_gpu_of_rank(int count, int local_rank, oh_device **out) {
-    if (local_rank < 0)
-        return oh_error(ONEHOP_ERR_ARGUMENT, "local rank is %d, expected 0 or more", local_rank);
-    return oh_cuda_device_open(local_rank % count, out);
+static onehop_result open_gpu_of_rank(int count, int rank, oh_device **out) {
+    int64_t local_rank;
+    onehop_result result = oh_env_integer(OH_ENV_LOCAL_RANK, 0, INT32_MAX, rank, &local_rank);
+    return result != ONEHOP_OK ? result : oh_cuda_device_open((int)(local_rank % count), out);
 }
 
-static onehop_result open_auto(int local_rank, oh_device **out) {
+static onehop_result open_auto(int rank, oh_device **out) {
     static const char *const words[] = {"auto", "cuda", "host", NULL};
     int word = WORD_AUTO;
     onehop_result result = oh_env_word(OH_ENV_DEVICE, words, WORD_AUTO, &word);
@@ -21,17 +21,17 @@ static onehop_result open_auto(int local_rank, oh_device **out) {
     if (word == WORD_HOST) return oh_host_device_open(out);
 
     int count = oh_cuda_device_count();
-    if (count > 0) return open_gpu_of_rank(count, local_rank, out);
+    if (count > 0) return open_gpu_of_rank(count, rank, out);
     if (word == WORD_AUTO) return oh_host_device_open(out);
     const char *reason = oh_cuda_absent_reason();
     return oh_error(ONEHOP_ERR_NO_DEVICE, "ONEHOP_DEVICE is cuda, but no GPU can be used: %s",
                     reason != NULL ? reason : "the driver shows none");
 }
 
-onehop_result oh_device_open(onehop_device which, int local_rank, oh_device **out) {
+onehop_result oh_device_open(onehop_device which, int rank, oh_device **out) {
     switch (which.kind) {
     case ONEHOP_DEVICE_AUTO:
-        return open_auto(local_rank, out);
+        return open_auto(rank, out);
     case ONEHOP_DEVICE_CUDA:
         return oh_cuda_device_open(which.ordinal, out);
     case ONEHOP_DEVICE_HOST:

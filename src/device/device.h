@@ -25,9 +25,14 @@ typedef struct oh_mem_handle {
     uint32_t device; /* ordinal; informative */
     uint64_t bytes;
     unsigned char data[64];
+    /* OH_HANDLE_IPC only, whose handle fills `data`: the process that exported it, by a random
+     * number, and where the memory lies there. */
+    unsigned char tag[16];
+    uint64_t base;
 } oh_mem_handle;
 
-/* Memory of a device mapped into this process. `owner` is private to the device. */
+/* Memory of a device mapped into this process. `owner` is private to the device; NULL: nothing to
+ * release. */
 typedef struct oh_mem {
     void *ptr;
     size_t bytes;
@@ -92,8 +97,17 @@ typedef struct oh_device_ops {
     /* Maps a peer's memory. `fd` stays the caller's. Memory that this process made is not mapped again: its one
      * mapping is shared and counted. */
     onehop_result (*mem_import)(oh_device *, const oh_mem_handle *, int fd, oh_mem *out);
-    /* Unmaps, and frees if this process created it. A zeroed oh_mem is a no-op. */
+    /* Unmaps, and frees if this process created it; memory of OH_HANDLE_IPC is never freed and is
+     * released through the device that imported it. A zeroed oh_mem is a no-op. */
     void (*mem_release)(oh_device *, oh_mem *);
+    /* Describes memory that the caller allocated, by onehop_mem_alloc or elsewhere, on this device.
+     * The handle is that of the whole allocation around ptr .. ptr + bytes, which mem_import maps
+     * as a whole; *offset_out is where in it ptr lies; *fd_out as in mem_export. Nothing is kept:
+     * the memory must stay allocated until the last peer has released it. ARGUMENT if the range
+     * leaves the allocation; UNSUPPORTED, with a sentence that says what memory it is, if peers
+     * cannot map it. */
+    onehop_result (*foreign_export)(oh_device *, const void *ptr, size_t bytes, oh_mem_handle *out,
+                                    uint64_t *offset_out, int *fd_out);
 
     /* Zeroed memory of this device alone; not shareable. */
     onehop_result (*local_alloc)(oh_device *, size_t bytes, void **out);
@@ -132,9 +146,9 @@ struct oh_device {
     const oh_device_ops *ops;
 };
 
-/* Opens a device for one rank. AUTO: ONEHOP_DEVICE, else CUDA if a GPU can be used, else the host;
- * `local_rank` picks the GPU then. */
-onehop_result oh_device_open(onehop_device which, int local_rank, oh_device **out);
+/* Opens a device for one rank. AUTO: ONEHOP_DEVICE, else CUDA if a GPU can be used, else the host; the GPU is then
+ * LOCAL_RANK, else `rank`, modulo their number. */
+onehop_result oh_device_open(onehop_device which, int rank, oh_device **out);
 
 onehop_result oh_cuda_device_open(int ordinal, oh_device **out);
 onehop_result oh_host_device_open(oh_device **out);

@@ -16,22 +16,13 @@ typedef struct allocation {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static allocation *allocations; /* guarded by lock */
 
-/* AUTO picks the GPU by LOCAL_RANK, else RANK, as everywhere. */
-static onehop_result local_rank(int *out) {
-    int64_t rank = 0;
-    onehop_result result = oh_env_integer(OH_ENV_RANK, 0, INT32_MAX, 0, &rank);
-    if (result == ONEHOP_OK) result = oh_env_integer(OH_ENV_LOCAL_RANK, 0, INT32_MAX, rank, &rank);
-    if (result == ONEHOP_OK) *out = (int)rank;
-    return result;
-}
-
+/* There is no group to ask for the rank. */
 static onehop_result open_device(onehop_device which, oh_device **out) {
-    int rank = 0;
-    if (which.kind == ONEHOP_DEVICE_AUTO) {
-        onehop_result result = local_rank(&rank);
-        if (result != ONEHOP_OK) return result;
-    }
-    return oh_device_open(which, rank, out);
+    int64_t rank = 0;
+    onehop_result result = ONEHOP_OK;
+    if (which.kind == ONEHOP_DEVICE_AUTO)
+        result = oh_env_integer(OH_ENV_RANK, 0, INT32_MAX, 0, &rank);
+    return result != ONEHOP_OK ? result : oh_device_open(which, (int)rank, out);
 }
 
 static void destroy(allocation *a) {

@@ -1,6 +1,6 @@
 /* Begin and end of every call: epoch words, signatures, the guard against overlap.
  *
- * Epoch words. Local memory holds one word {state, epoch} per possible block. Block b of a grid of G reads word b
+ * Epoch words. Local memory holds one word, the epoch of the last call, per possible block. Block b of a grid of G reads word b
  * once; at its end, after a group_sync, it writes words b, b+G, b+2G, ... So any grid may follow any
  * grid without idle blocks or atomics. Never one word bumped by one block (late blocks would read the new
  * value), never only the active blocks' words (a wider grid would find old ones).
@@ -29,26 +29,27 @@ OH_FN oh_u64 oh_epoch_word(const oh_args *a, oh_u32 block) {
     return a->local + OH_LOCAL_EPOCHS + 8ull * block;
 }
 
-/* `state` of the word is left in `dead` for the body to test after its first push: before it, the test costs
- * 0.17 us (two H200, graphs: docs/design.md). */
-OH_FN oh_call_state oh_call_begin(oh_u64 epoch_word) {
+/* A dead communicator's calls that are still queued must send nothing: data would land in slots that peers have not
+ * read yet, and a signature would let a peer finish on it. The two loads are in flight together. */
+OH_FN oh_call_state oh_call_begin(const oh_args *a, oh_u64 epoch_word) {
     const oh_u64 word = oh_ld_relaxed_gpu_u64(epoch_word);
+    const oh_u32 stop = oh_stopped(a);
     oh_call_state c;
     c.epoch = OH_EPOCH_NEXT((oh_u32)word);
     c.phase = c.epoch & 1u;
-    c.dead = (oh_u32)(word >> 32);
+    c.dead = stop;
     return c;
 }
 
-/* Reached by all threads of a block at one place: group_sync is a barrier. */
+/* Reached by all threads of a block at one place: group_sync is a barrier. The first thread that triggers does so for
+ * its block: hence after the barrier, when all have had their last poll. */
 OH_FN void oh_call_end(const oh_args *a, oh_grid g, oh_call_state c) {
-    const oh_u64 word = (oh_u64)c.dead << 32 | c.epoch;
     oh_u32 b;
-    if (!a->early_trigger) oh_pdl_trigger();
     oh_group_sync();
+    if (!a->early_trigger) oh_pdl_trigger();
     OH_NO_UNROLL
     for (b = g.block + g.thread * g.blocks; b < a->planes.max_blocks; b += g.blocks * g.threads)
-        oh_st_relaxed_gpu_u64(oh_epoch_word(a, b), word);
+        oh_st_relaxed_gpu_u64(oh_epoch_word(a, b), c.epoch);
 }
 
 OH_FN oh_u64 oh_signature_address(const oh_args *a, oh_u32 from, oh_u32 to, oh_u32 phase) {
@@ -108,7 +109,7 @@ OH_FN oh_u32 oh_is_stale(oh_u32 epoch, oh_call_state c) {
 OH_FN oh_u32 oh_signature_exchange(const oh_args *a, oh_grid g, oh_call_state c) {
     oh_u32 r, b, k, epochs[4], stale = 0, running = 0, dead = c.dead;
     OH_NO_UNROLL
-    for (r = g.thread; r < a->world; r += g.threads)
+    for (r = g.thread; r < a->world && !dead; r += g.threads)
         if (r != a->rank) oh_signature_send(a, c, r);
     if (g.thread == 0)
         running = oh_exchange_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, running), c.epoch);
@@ -140,7 +141,7 @@ OH_FN oh_u32 oh_signature_exchange(const oh_args *a, oh_grid g, oh_call_state c)
 
 /* All that the last block of a grid does. */
 OH_FN void oh_signature_block(const oh_args *a, oh_grid g, oh_u64 epoch_word) {
-    oh_call_state c = oh_call_begin(epoch_word);
+    oh_call_state c = oh_call_begin(a, epoch_word);
     if (a->early_trigger) oh_pdl_trigger();
     c.dead = oh_signature_exchange(a, g, c);
     oh_call_end(a, g, c);

@@ -5,11 +5,11 @@
  *   1. One thread of the rank takes local.claim; the others wait for local.stop.
  *   2. A verdict of another rank, if there is one, is adopted.
  *   3. Else, on expiry or on seeing another rank's row, it writes {peer it waits for, epoch} into its row of
- *      every control page, its own included, and gives the others 10 ms to do the same.
+ *      every control page, its own included, and gives the others OH_ROWS_WAIT_NS to do the same.
  *   4. It follows the rows from its own: the rank reached that wrote none is the culprit. So all ranks name the
  *      same one. (Rows in a circle mean lost data; then the lowest rank of the circle.)
  *   5. The verdict goes to every control page, the record to host memory, then local.stop is set: all waits of
- *      this rank return, and blocks write "dead" into their epoch words.
+ *      this rank return, and its calls that are still queued do nothing.
  * A rank that comes late finds the verdict at its first slow look. Slots of a dead communicator are never
  * used again, so nothing is cleaned up. All accesses are relaxed: each word is meaningful by itself, and
  * single (verdicts, rows and left are written by one rank each). */
@@ -18,7 +18,6 @@
 
 #include "kernels/args.h"
 
-#define OH_ROWS_WAIT_NS 10000000ull
 /* How long after a peer is seen gone its last stores may still be on their way, or unread by us. */
 #define OH_GRACE_NS 20000000ull
 
@@ -112,7 +111,7 @@ OH_SLOW_FN void oh_fail(const oh_args *a, oh_u32 kind, oh_i32 peer, oh_u32 site,
     oh_u64 verdict, since;
     oh_u32 r;
     if (oh_cas_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, claim), 0, 1) != 0) {
-        /* Another thread concludes; it takes some 10 ms. */
+        /* Another thread concludes; it takes some OH_ROWS_WAIT_NS. */
         since = oh_now_ns();
         while (!oh_stopped(a) && oh_now_ns() - since < 100 * OH_ROWS_WAIT_NS) oh_rest();
         return;
@@ -128,6 +127,7 @@ OH_SLOW_FN void oh_fail(const oh_args *a, oh_u32 kind, oh_i32 peer, oh_u32 site,
             verdict = oh_verdict_found(a);
         }
         peer = oh_culprit_by_rows(a, peer);
+        if (!verdict) verdict = oh_verdict_found(a);
     }
     if (!verdict) verdict = OH_VERDICT(kind, peer, epoch);
     oh_conclude(a, verdict, site, expected, seen);

@@ -44,16 +44,15 @@ static void copy_in(const oh_host_call *c, chunks k, size_t index) {
                     OH_AT(char, c->a->in) + index * k.bytes, chunk_length(c, k, index));
 }
 
-static bool one_chunk(const oh_host_call *c, chunks k) {
+static void one_chunk(const oh_host_call *c, chunks k) {
     copy_in(c, k, 0);
     oh_publish_signature(c);
     for (oh_u32 r = 0; r < c->a->world; r++)
-        if (r != c->a->rank && !oh_await_signature(c, r)) return false;
+        if (r != c->a->rank && !oh_await_signature(c, r)) return;
     sum_chunk(c, k, 0);
-    return true;
 }
 
-static bool many_chunks(const oh_host_call *c, chunks k) {
+static void many_chunks(const oh_host_call *c, chunks k) {
     oh_publish_signature(c);
     for (size_t i = 0; i <= k.count; i++) {
         if (i < k.count) {
@@ -61,10 +60,9 @@ static bool many_chunks(const oh_host_call *c, chunks k) {
             oh_publish_progress(c, (oh_u32)i + 1);
         }
         if (i == 0) continue;
-        if (!oh_await_all(c, (oh_u32)i)) return false;
+        if (!oh_await_all(c, (oh_u32)i)) return;
         sum_chunk(c, k, i - 1);
     }
-    return true;
 }
 
 void oh_host_1shot(const void *args, oh_grid grid) {
@@ -74,5 +72,9 @@ void oh_host_1shot(const void *args, oh_grid grid) {
     if (!oh_host_begin(&c, a, OH_SITE_HOST_1SHOT)) return;
     chunks k = {a->chunk_bytes, 0};
     k.count = (c.bytes + k.bytes - 1) / k.bytes;
-    oh_host_end(&c, k.count == 1 ? one_chunk(&c, k) : many_chunks(&c, k));
+    if (k.count == 1)
+        one_chunk(&c, k);
+    else
+        many_chunks(&c, k);
+    oh_host_end(&c);
 }

@@ -42,25 +42,27 @@ static inline char *oh_area_of(const oh_host_call *c, oh_u32 rank) {
 
 /* False: the communicator is dead, or this call found another one running. */
 static inline bool oh_host_begin(oh_host_call *c, const oh_args *a, oh_u32 site) {
-    const oh_u64 word = oh_ld_relaxed_gpu_u64(oh_epoch_word(a, 0));
+    /* Acquire: pairs with the release in oh_host_end, the epoch word is the last call's. */
+    const oh_u32 busy = oh_exchange_acquire_gpu_u32(OH_MEMBER(a->local, oh_local, busy), 1);
     c->a = a;
     c->vector = oh_vector_table();
-    c->epoch = OH_EPOCH_NEXT((oh_u32)word);
+    c->epoch = OH_EPOCH_NEXT((oh_u32)oh_ld_relaxed_gpu_u64(oh_epoch_word(a, 0)));
     c->phase = c->epoch & 1u;
     c->site = site;
     c->element = OH_ELEMENT_BYTES(a->dtype);
     c->bytes = a->count * c->element;
-    if (word >> 32) return false;
-    if (oh_exchange_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, busy), 1)) {
+    if (busy) {
         oh_fail(a, OH_FAIL_OVERLAP, -1, OH_SITE_ENTRY, c->epoch, 0, 1);
         return false;
     }
-    return true;
+    if (!oh_stopped(a)) return true;
+    /* Queued calls of a dead communicator do nothing. */
+    oh_st_release_sys_u32(OH_MEMBER(a->local, oh_local, busy), 0);
+    return false;
 }
 
-static inline void oh_host_end(const oh_host_call *c, bool alive) {
-    const oh_u64 word = (oh_u64)!alive << 32 | c->epoch;
-    for (oh_u32 b = 0; b < c->a->planes.max_blocks; b++) oh_st_relaxed_gpu_u64(oh_epoch_word(c->a, b), word);
+static inline void oh_host_end(const oh_host_call *c) {
+    for (oh_u32 b = 0; b < c->a->planes.max_blocks; b++) oh_st_relaxed_gpu_u64(oh_epoch_word(c->a, b), c->epoch);
     /* Release: the next call, perhaps on another thread, sees the words above. */
     oh_st_release_sys_u32(OH_MEMBER(c->a->local, oh_local, busy), 0);
 }
@@ -115,12 +117,12 @@ static inline bool oh_await_progress(const oh_host_call *c, oh_u32 rank, oh_u32 
     }
 }
 
-/* All peers. Their first step proves that their signatures have arrived, not yet that they agree. */
+/* All peers. Their signatures first: they must agree, and a progress word without one may be 2^32 calls old. */
 static inline bool oh_await_all(const oh_host_call *c, oh_u32 steps) {
     for (oh_u32 r = 0; r < c->a->world; r++) {
         if (r == c->a->rank) continue;
-        if (!oh_await_progress(c, r, steps)) return false;
         if (steps == 1 && !oh_await_signature(c, r)) return false;
+        if (!oh_await_progress(c, r, steps)) return false;
     }
     return true;
 }

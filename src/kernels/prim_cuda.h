@@ -14,6 +14,9 @@
  * a call (two H200, graphs, W=2: docs/design.md). */
 #define OH_POLLS 1024
 
+/* How long ranks that give up wait for each other's failure rows. */
+#define OH_ROWS_WAIT_NS 10000000ull
+
 /* Each thread pushes a unit and polls it at once: lanes are many and hide each other's latency. */
 #define OH_PUSH_WHOLE_CHUNK 0
 

@@ -18,6 +18,9 @@
 /* After this many polls a wait yields the core: tests run 16 ranks on two cores. */
 #define OH_POLLS 64
 
+/* How long ranks that give up wait for each other's failure rows: a rank may have to wait for a core first. */
+#define OH_ROWS_WAIT_NS 50000000ull
+
 /* Lanes are few: all units of a chunk are pushed before any is polled, else each unit costs a round trip. */
 #define OH_PUSH_WHOLE_CHUNK 1
 
@@ -110,6 +113,9 @@ OH_FN oh_u32 oh_cas_relaxed_gpu_u32(oh_u64 p, oh_u32 expected, oh_u32 desired) {
 }
 OH_FN oh_u32 oh_exchange_relaxed_gpu_u32(oh_u64 p, oh_u32 v) {
     return __atomic_exchange_n(OH_AT(oh_u32, p), v, __ATOMIC_RELAXED);
+}
+OH_FN oh_u32 oh_exchange_acquire_gpu_u32(oh_u64 p, oh_u32 v) {
+    return __atomic_exchange_n(OH_AT(oh_u32, p), v, __ATOMIC_ACQUIRE);
 }
 OH_FN oh_u32 oh_ld_relaxed_gpu_u32(oh_u64 p) {
     return oh_ld_relaxed_sys_u32(p);

@@ -80,23 +80,6 @@ OH_FN void oh_rearm(const oh_args *a, oh_u64 at, oh_u32 world) {
     for (j = 0; j + 1 < world; j++) oh_st_relaxed_sys_unit(a->peers[j].from + at, oh_unit_armed());
 }
 
-/* Waits for all sources of one unit, however long. 0: the communicator died. */
-OH_FN oh_i32 oh_await_unit(const oh_args *a, oh_u64 at, oh_unit *v, oh_u32 epoch, oh_i32 looks_at_host,
-                           oh_u32 world) {
-    oh_u64 state = 0;
-    oh_i32 missing;
-    oh_u32 n = 0;
-    OH_NO_UNROLL
-    while ((missing = oh_look(a, at, v, world)) >= 0) {
-        if (++n < OH_POLLS) continue;
-        n = 0;
-        state = oh_wait_slow(a, state, OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, oh_source(a, (oh_u32)missing), looks_at_host),
-                             epoch, 0, OH_SENTINEL);
-        if (!state) return 0;
-    }
-    return 1;
-}
-
 /* Waits until a unit of one source has arrived. 0: the communicator died. */
 OH_FN oh_i32 oh_poll_unit(const oh_args *a, oh_u64 p, oh_u32 source, oh_u32 epoch, oh_i32 looks_at_host) {
     oh_u64 state = 0;
@@ -112,18 +95,10 @@ OH_FN oh_i32 oh_poll_unit(const oh_args *a, oh_u64 p, oh_u32 source, oh_u32 epoc
     return 1;
 }
 
-/* The same for any world size: one source after the other, nothing indexed by rank. Waits for all, then reads again:
- * a sum would not fit in registers beside a wait. */
-OH_FN oh_i32 oh_finish_unit_any(const oh_args *a, const oh_message *m, oh_u32 unit, oh_u64 at, oh_u32 epoch,
-                                oh_i32 looks_at_host, oh_u32 dtype) {
-    oh_unit own;
-    oh_sum sum;
+/* The sum for any number of ranks, nothing indexed by rank; re-arms as it reads. */
+OH_FN oh_unit oh_sum_and_rearm(const oh_args *a, oh_u64 at, oh_unit own, oh_u32 dtype) {
+    oh_sum sum = oh_sum_of(own, dtype);
     oh_u32 j;
-    OH_NO_UNROLL
-    for (j = 0; j + 1 < a->world; j++)
-        if (!oh_poll_unit(a, a->peers[j].from + at, oh_source(a, j), epoch, looks_at_host)) return 0;
-    own = oh_load_unit(m, unit, dtype);
-    sum = oh_sum_of(own, dtype);
     OH_NO_UNROLL
     for (j = 0; j + 1 < a->world; j++) {
         const oh_unit v = oh_ld_relaxed_sys_unit(a->peers[j].from + at);
@@ -133,20 +108,28 @@ OH_FN oh_i32 oh_finish_unit_any(const oh_args *a, const oh_message *m, oh_u32 un
         sum = j == 0 && a->rank > 0 ? oh_sum_of(v, dtype) : oh_sum_add(sum, v, dtype);
     }
     if (j == a->rank) sum = oh_sum_add(sum, own, dtype);
-    oh_store_unit(m, unit, oh_sum_rounded(sum, dtype), dtype);
-    return 1;
+    return oh_sum_rounded(sum, dtype);
 }
 
-/* Waits for one unit, sums, stores, re-arms. The own value is loaded last: the output has not overwritten it yet. 0:
- * the communicator died. */
+/* Waits for one unit of all sources, however long, then reads again, sums, stores, re-arms: values would not fit in
+ * registers beside a wait. The own value is loaded last: the output has not overwritten it yet. 0: the communicator
+ * died. */
 OH_FN oh_i32 oh_finish_unit(const oh_args *a, const oh_message *m, oh_u32 unit, oh_u64 at, oh_u32 epoch,
                             oh_i32 looks_at_host, oh_u32 dtype, oh_u32 world) {
-    oh_unit v[OH_MAX_RANKS], own;
-    if (!world) return oh_finish_unit_any(a, m, unit, at, epoch, looks_at_host, dtype);
-    if (!oh_await_unit(a, at, v, epoch, looks_at_host, world)) return 0;
+    oh_unit v[OH_MAX_RANKS], own, sum;
+    oh_u32 j;
+    OH_NO_UNROLL
+    for (j = 0; j + 1 < a->world; j++)
+        if (!oh_poll_unit(a, a->peers[j].from + at, oh_source(a, j), epoch, looks_at_host)) return 0;
     own = oh_load_unit(m, unit, dtype);
-    oh_store_unit(m, unit, oh_sum_sources(a, v, own, dtype, world), dtype);
-    oh_rearm(a, at, world);
+    if (world) {
+        oh_look(a, at, v, world);
+        sum = oh_sum_sources(a, v, own, dtype, world);
+        oh_rearm(a, at, world);
+    } else {
+        sum = oh_sum_and_rearm(a, at, own, dtype);
+    }
+    oh_store_unit(m, unit, sum, dtype);
     return 1;
 }
 
@@ -197,14 +180,14 @@ OH_FN void oh_push_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
         return;
     }
     if (i < whole) own = oh_ld_unit(in);
-    c = oh_call_begin(epoch_word);
+    c = oh_call_begin(a, epoch_word);
     OH_NO_UNROLL
     while (i < whole) {
         const oh_u64 at = (c.phase ? a->phase_bytes : 0) + (oh_u64)i * OH_UNIT_BYTES;
+        if (OH_UNLIKELY(c.dead)) break;
         oh_push_unit(a, at, own, dtype, world);
         if (a->early_trigger) oh_pdl_trigger();
         pushed = 1;
-        if (OH_UNLIKELY(c.dead)) break;
         if (i + stride < whole) next = oh_ld_unit(a->in + (oh_u64)(i + stride) * OH_UNIT_BYTES);
         n = 0;
         OH_NO_UNROLL

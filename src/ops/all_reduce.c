@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#define MOST_BYTES ((size_t)1 << 40)
+
 static onehop_result check_type(onehop_dtype dtype, onehop_op op) {
     if (!onehop_dtype_bytes(dtype))
         return oh_error(ONEHOP_ERR_DTYPE, "all_reduce: data type %d is unknown; expected float32 (1), float16 (2) or "
@@ -18,7 +20,7 @@ static onehop_result check_memory(const oh_request *q) {
     if (in % size || out % size)
         return oh_error(ONEHOP_ERR_ALIGNMENT, "all_reduce: %s at %p is not aligned to its %zu-byte element",
                         in % size ? "in" : "out", in % size ? q->in : q->out, size);
-    if (q->count > ((size_t)1 << 40) / size)
+    if (q->count > MOST_BYTES / size)
         return oh_error(ONEHOP_ERR_TOO_LARGE, "all_reduce: %zu elements of %zu bytes, expected at most 2^40 bytes",
                         q->count, size);
     const size_t bytes = q->count * size;
@@ -117,6 +119,8 @@ onehop_result onehop_would_use(const onehop_t *context, size_t bytes, onehop_dty
     if (bytes == 0 || bytes % onehop_dtype_bytes(dtype))
         return oh_error(ONEHOP_ERR_ARGUMENT, "onehop_would_use: %zu bytes, expected a positive multiple of %zu", bytes,
                         onehop_dtype_bytes(dtype));
+    if (bytes > MOST_BYTES)
+        return oh_error(ONEHOP_ERR_TOO_LARGE, "onehop_would_use: %zu bytes, expected at most 2^40", bytes);
     (void)in_place; /* no algorithm of this version depends on it */
     result = oh_dispatch_choose(&context->dispatch, bytes, dtype, NULL, &plan);
     if (!result) *choice_out = plan.choice;

@@ -13,7 +13,8 @@ typedef struct defaults {
     uint32_t max_blocks, max_rows;
 } defaults;
 
-static const defaults cuda_defaults = {16 * MIB, 64 * MIB, 16 * MIB, 256, 4096};
+/* 64 blocks fit on any GPU this runs on; a context asks the GPUs and takes more. */
+static const defaults cuda_defaults = {16 * MIB, 64 * MIB, 16 * MIB, 64, 4096};
 static const defaults host_defaults = {1 * MIB, 4 * MIB, 1 * MIB, 16, 256};
 
 static size_t default_slot(const defaults *d, int world_size) {

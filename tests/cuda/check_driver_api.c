@@ -37,6 +37,9 @@ CHECK_SIZE(oh_cu_access, CUmemAccessDesc)
 CHECK_FIELD(oh_cu_access, location, CUmemAccessDesc, location)
 CHECK_FIELD(oh_cu_access, flags, CUmemAccessDesc, flags)
 
+CHECK_SIZE(oh_cu_ipc_handle, CUipcMemHandle)
+CHECK_FIELD(oh_cu_ipc_handle, bytes, CUipcMemHandle, reserved)
+
 CHECK_SIZE(oh_cu_launch_attribute, CUlaunchAttribute)
 CHECK_FIELD(oh_cu_launch_attribute, id, CUlaunchAttribute, id)
 CHECK_FIELD(oh_cu_launch_attribute, value, CUlaunchAttribute, value)
@@ -57,6 +60,12 @@ CHECK_FIELD(oh_cu_launch_config, attribute_count, CUlaunchConfig, numAttrs)
 
 /* The space of the handle that travels to peers, and how we pick its bytes. */
 _Static_assert(sizeof(CUmemFabricHandle) == 64, "oh_mem_handle.data is 64 bytes");
+_Static_assert(sizeof(CUipcMemHandle) == 64, "oh_mem_handle.data is 64 bytes");
+
+/* What the answers of cuPointerGetAttributes are written into. */
+_Static_assert(sizeof(CUmemorytype) == sizeof(unsigned int), "memory type");
+_Static_assert(sizeof(CUmemoryPool) == sizeof(void *), "memory pool");
+
 _Static_assert(sizeof(CUdeviceptr) == sizeof(void *), "device addresses are pointers");
 
 _Static_assert((uintptr_t)OH_CU_STREAM_LEGACY == (uintptr_t)CU_STREAM_LEGACY, "legacy stream");
@@ -70,6 +79,7 @@ _Static_assert((uintptr_t)OH_CU_STREAM_PER_THREAD == (uintptr_t)CU_STREAM_PER_TH
 #define oh_cu_result             CUresult
 #define oh_cu_device_attribute   CUdevice_attribute
 #define oh_cu_p2p_attribute      CUdevice_P2PAttribute
+#define oh_cu_pointer_attribute  CUpointer_attribute
 #define oh_cu_function_attribute CUfunction_attribute
 #define oh_cu_capture_mode       CUstreamCaptureMode
 #define oh_cu_capture_status     CUstreamCaptureStatus
@@ -92,6 +102,7 @@ _Static_assert((uintptr_t)OH_CU_STREAM_PER_THREAD == (uintptr_t)CU_STREAM_PER_TH
 #define oh_cu_memory_kind        CUmemAllocationProp
 #define oh_cu_access             CUmemAccessDesc
 #define oh_cu_launch_config      CUlaunchConfig
+#define oh_cu_ipc_handle         CUipcMemHandle
 #define uint64_t                 cuuint64_t
 
 #define CHECK_PROTOTYPE(name, parameters)                                                          \

@@ -174,7 +174,7 @@ static void compare(gpu_bench *b, const gpu_call *calls, size_t n, const gpu_how
 }
 
 static void run_piece(gpu_bench *benches, int here, const gpu_call *calls, size_t n, const gpu_how *how) {
-    gpu_rank *ranks[ONEHOP_MAX_RANKS];
+    gpu_rank *ranks[ONEHOP_MAX_RANKS] = {NULL};
     gpu_graph graphs[ONEHOP_MAX_RANKS];
     for (int i = 0; i < here; i++) {
         ranks[i] = benches[i].rank;

@@ -2,7 +2,6 @@
 #include "gpu_ranks.h"
 
 #include <dlfcn.h>
-#include <libgen.h>
 
 /* Driver functions that the library has no use for: X(exported name, parameters). */
 #define MORE_FUNCTIONS(X)                                                                          \
@@ -38,75 +37,6 @@ static void check_driver(oh_cu_result result, const char *file, int line, const 
     _exit(1);
 }
 #define DRIVER(call) check_driver((call), __FILE__, __LINE__, #call)
-
-/* ---- the program ---------------------------------------------------------------------------------------- */
-
-typedef struct census {
-    int count;
-    char reason[400];
-} census;
-
-static void take_census(int rank, int world_size, void *argument) {
-    census *c = argument;
-    (void)rank, (void)world_size;
-    c->count = oh_cuda_device_count();
-    const char *reason = oh_cuda_absent_reason();
-    snprintf(c->reason, sizeof c->reason, "%s", reason ? reason : "the driver shows no GPU");
-}
-
-int gpu_main(unsigned seconds, int fewest) {
-    size_t image_bytes;
-    watchdog(seconds);
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1); /* with fewer queues, streams of ranks wait for each other */
-    oh_kernel_image(&image_bytes);
-    if (!image_bytes) {
-        printf("SKIPPED: built without nvcc, so without GPU kernels\n");
-        exit(HARNESS_SKIP);
-    }
-    census *c = shared_memory(sizeof *c);
-    run_ranks(1, take_census, c);
-    if (c->count < fewest) {
-        if (c->count)
-            printf("SKIPPED: needs %d GPUs, found %d\n", fewest, c->count);
-        else
-            printf("SKIPPED: %s\n", c->reason);
-        exit(HARNESS_SKIP);
-    }
-    return c->count;
-}
-
-typedef struct apart {
-    void (*fn)(void *);
-    void *argument;
-} apart;
-
-static void apart_main(int rank, int world_size, void *argument) {
-    const apart *a = argument;
-    (void)rank, (void)world_size;
-    a->fn(a->argument);
-}
-
-void gpu_apart(void (*fn)(void *), void *argument) {
-    apart a = {fn, argument};
-    run_ranks(1, apart_main, &a);
-}
-
-const void *gpu_image(const char *name, size_t *bytes_out) {
-    char self[4096] = "", path[4200];
-    if (readlink("/proc/self/exe", self, sizeof self - 1) <= 0) FAIL("cannot tell where this program lies");
-    snprintf(path, sizeof path, "%s/%s.fatbin", dirname(self), name);
-    FILE *file = fopen(path, "rb");
-    if (!file) FAIL("%s: no such image", path);
-    CHECK(fseek(file, 0, SEEK_END) == 0);
-    const long size = ftell(file);
-    CHECK(size > 0 && fseek(file, 0, SEEK_SET) == 0);
-    void *image = malloc((size_t)size);
-    CHECK(image && fread(image, 1, (size_t)size, file) == (size_t)size);
-    fclose(file);
-    *bytes_out = (size_t)size;
-    return image;
-}
 
 static void find_driver(void) {
     size_t bytes;
@@ -186,12 +116,12 @@ static void open_gpu(gpu_rank *r, const gpu_setup *s, int rank) {
     r->pinned = gpu_alloc_pinned(r, GPU_PINNED_BYTES);
 }
 
-/* After the context of onehop, whose last call's stream must outlive it. */
+/* After the context of onehop, whose last call's stream must outlive it. The primary context stays: to make it anew
+ * for every group would take longer than the tests. */
 static void close_gpu(gpu_rank *r) {
     gpu_free_pinned(r, r->pinned);
     gpu_stream_free(r, r->stream);
     gpu_stream_free(r, r->second);
-    DRIVER(oh_cu.cuDevicePrimaryCtxRelease_v2(r->device));
 }
 
 static onehop_config config_of(const gpu_setup *s) {
@@ -231,7 +161,7 @@ void gpu_run_here(const gpu_setup *s, int rank, onehop_group *group, gpu_fn fn, 
 static void run_single(const gpu_setup *s, gpu_fn fn, void *argument) {
     onehop_config config = config_of(s);
     onehop_device devices[ONEHOP_MAX_RANKS];
-    onehop_t *contexts[ONEHOP_MAX_RANKS];
+    onehop_t *contexts[ONEHOP_MAX_RANKS] = {NULL};
     gpu_rank *ranks = calloc((size_t)s->world, sizeof *ranks);
     CHECK(ranks != NULL);
     for (int i = 0; i < s->world; i++) {
@@ -406,7 +336,7 @@ static int contexts_of(gpu_rank *const *ranks, int here, onehop_t **contexts) {
 }
 
 void gpu_capture_begin(gpu_rank *const *ranks, int here) {
-    onehop_t *contexts[ONEHOP_MAX_RANKS];
+    onehop_t *contexts[ONEHOP_MAX_RANKS] = {NULL};
     const int all = contexts_of(ranks, here, contexts);
     gpu_barrier(ranks[0]);
     if (all) CHECK_OK(onehop_capture_begin_all(contexts, all));
@@ -418,7 +348,7 @@ void gpu_capture_begin(gpu_rank *const *ranks, int here) {
 
 /* Uploaded too, so that a first launch has nothing left that could wait for the GPU. */
 void gpu_capture_end(gpu_rank *const *ranks, int here, gpu_graph *graphs) {
-    onehop_t *contexts[ONEHOP_MAX_RANKS];
+    onehop_t *contexts[ONEHOP_MAX_RANKS] = {NULL};
     const int all = contexts_of(ranks, here, contexts);
     for (int i = 0; i < here; i++) IN_CONTEXT(ranks[i], more.cuStreamEndCapture(ranks[i]->stream, &graphs[i].graph));
     if (all) CHECK_OK(onehop_capture_end_all(contexts, all));

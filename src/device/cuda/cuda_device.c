@@ -292,6 +292,7 @@ static const oh_device_ops cuda_ops = {
     .mem_export = oh_cuda_mem_export,
     .mem_import = oh_cuda_mem_import,
     .mem_release = oh_cuda_mem_release,
+    .foreign_export = oh_cuda_foreign_export,
     .local_alloc = cuda_local_alloc,
     .local_free = cuda_local_free,
     .host_alloc = cuda_host_alloc,

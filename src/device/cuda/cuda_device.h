@@ -52,8 +52,9 @@ typedef struct oh_cuda_device {
     oh_cu_stream stream;   /* non-blocking, for fill and copy */
     oh_cu_event event;     /* for stream_order */
     uint32_t multiprocessors;
-    uint32_t capability;   /* 90 for sm_90 */
-    uint32_t handle_kinds; /* what worked in the trial */
+    uint32_t capability;           /* 90 for sm_90 */
+    uint32_t handle_kinds;         /* what worked in the trial */
+    struct oh_cuda_opened *opened; /* handles of classic IPC; cuda_foreign.c guards them */
     oh_cu_launch_attribute pdl;
     /* Ids of streams found to belong to `context`. An id is never used twice in the life of a
      * process, so an entry is never wrong; entries are single words that are overwritten at will,
@@ -98,11 +99,22 @@ oh_cu_handle_type oh_cuda_handle_type(uint32_t kind);
 oh_cu_result oh_cuda_import_bytes(oh_cuda_handle_bytes *, uint32_t kind, oh_cu_allocation *out);
 uint32_t oh_cuda_try_handle_kinds(const oh_cuda_device *); /* within a scope */
 
+/* How every record begins that oh_mem.owner points to. */
+typedef struct oh_cuda_owner {
+    bool foreign; /* a record of cuda_foreign.c, else of cuda_memory.c */
+} oh_cuda_owner;
+
 /* cuda_memory.c */
 onehop_result oh_cuda_mem_create(oh_device *, size_t bytes, uint32_t kinds, oh_mem *out);
 onehop_result oh_cuda_mem_export(oh_device *, const oh_mem *, oh_mem_handle *out, int *fd_out);
 onehop_result oh_cuda_mem_import(oh_device *, const oh_mem_handle *, int fd, oh_mem *out);
 void oh_cuda_mem_release(oh_device *, oh_mem *);
+
+/* cuda_foreign.c: OH_HANDLE_IPC. mem_import and mem_release come here for that kind. */
+onehop_result oh_cuda_foreign_export(oh_device *, const void *ptr, size_t bytes, oh_mem_handle *out,
+                                     uint64_t *offset_out, int *fd_out);
+onehop_result oh_cuda_foreign_import(oh_device *, const oh_mem_handle *, oh_mem *out);
+void oh_cuda_foreign_release(oh_device *, void *owner);
 
 /* cuda_launch.c */
 onehop_result oh_cuda_load(oh_device *, const oh_kernel *, size_t count, oh_function *out);

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 typedef struct memory {
+    oh_cuda_owner head;
     int references;      /* guarded by `own.lock` */
     struct memory *next; /* among `own`, if this process created it; guarded by `own.lock` */
     /* What a handle to it carries: 16 random bytes beside a descriptor, or the fabric handle
@@ -257,7 +258,7 @@ onehop_result oh_cuda_mem_export(oh_device *base, const oh_mem *mem, oh_mem_hand
     memory *m = mem->owner;
     oh_cuda_handle_bytes bytes;
     oh_cuda_scope scope;
-    if (m == NULL || m->kinds == 0)
+    if (m == NULL || m->head.foreign || m->kinds == 0)
         return oh_error(ONEHOP_ERR_ARGUMENT, "only memory that this process created is exported");
     uint32_t kind = m->kinds & OH_HANDLE_FD ? OH_HANDLE_FD : OH_HANDLE_FABRIC;
     onehop_result error = oh_cuda_enter(device, &scope);
@@ -335,6 +336,7 @@ onehop_result oh_cuda_mem_import(oh_device *base, const oh_mem_handle *handle, i
                                  oh_mem *out) {
     oh_cuda_device *device = oh_cuda_of(base);
     oh_cuda_scope scope;
+    if (handle->kind == OH_HANDLE_IPC) return oh_cuda_foreign_import(base, handle, out);
     onehop_result error = check_handle(handle, fd);
     if (error == ONEHOP_OK) error = oh_cuda_enter(device, &scope);
     if (error != ONEHOP_OK) return error;
@@ -347,7 +349,7 @@ onehop_result oh_cuda_mem_import(oh_device *base, const oh_mem_handle *handle, i
 onehop_result oh_cuda_mem_share(oh_device *base, const oh_mem *mem, oh_mem *out) {
     oh_cuda_scope scope;
     memory *m = mem->owner;
-    if (m == NULL)
+    if (m == NULL || m->head.foreign)
         return oh_error(ONEHOP_ERR_ARGUMENT, "memory that is not mapped was to be shared");
     onehop_result error = oh_cuda_enter(oh_cuda_of(base), &scope);
     if (error != ONEHOP_OK) return error;
@@ -363,6 +365,10 @@ void oh_cuda_mem_release(oh_device *base, oh_mem *mem) {
     oh_cuda_scope scope;
     memory *m = mem->owner;
     memset(mem, 0, sizeof *mem);
+    if (m != NULL && m->head.foreign) {
+        oh_cuda_foreign_release(base, m);
+        return;
+    }
     if (m == NULL || !drop_reference(m)) return;
     /* These calls belong to no context, so they are made even if ours can no longer be entered. */
     bool entered = oh_cuda_enter(oh_cuda_of(base), &scope) == ONEHOP_OK;

@@ -21,6 +21,7 @@
 typedef unsigned int oh_cu_result;
 typedef unsigned int oh_cu_device_attribute;
 typedef unsigned int oh_cu_p2p_attribute;
+typedef unsigned int oh_cu_pointer_attribute;
 typedef unsigned int oh_cu_function_attribute;
 typedef unsigned int oh_cu_capture_mode;
 typedef unsigned int oh_cu_capture_status;
@@ -57,6 +58,8 @@ typedef struct oh_cu_graph_edge_st oh_cu_graph_edge; /* only ever passed as NULL
     X(OH_CU_NOT_READY, CUDA_ERROR_NOT_READY, 600)                                                  \
     X(OH_CU_HOST_NOT_REGISTERED, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, 713)                       \
     X(OH_CU_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED, 801)                                          \
+    X(OH_CU_PEER_ALREADY_ENABLED, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, 704)                     \
+    X(OH_CU_TOO_MANY_PEERS, CUDA_ERROR_TOO_MANY_PEERS, 711)                                        \
     X(OH_CU_CAPTURE_IMPLICIT, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, 906)                             \
     X(OH_CU_DEVICE_MULTIPROCESSORS, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16)                  \
     X(OH_CU_DEVICE_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)                        \
@@ -84,6 +87,15 @@ typedef struct oh_cu_graph_edge_st oh_cu_graph_edge; /* only ever passed as NULL
     X(OH_CU_LOCATION_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE, 1)                                       \
     X(OH_CU_ACCESS_READWRITE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, 3)                               \
     X(OH_CU_GRANULARITY_RECOMMENDED, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED, 1)                      \
+    X(OH_CU_POINTER_CONTEXT, CU_POINTER_ATTRIBUTE_CONTEXT, 1)                                      \
+    X(OH_CU_POINTER_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 2)                              \
+    X(OH_CU_POINTER_MANAGED, CU_POINTER_ATTRIBUTE_IS_MANAGED, 8)                                   \
+    X(OH_CU_POINTER_ORDINAL, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, 9)                               \
+    X(OH_CU_POINTER_IPC, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, 10)                      \
+    X(OH_CU_POINTER_POOL, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, 17)                                 \
+    X(OH_CU_MEMORY_HOST, CU_MEMORYTYPE_HOST, 1)                                                    \
+    X(OH_CU_MEMORY_DEVICE, CU_MEMORYTYPE_DEVICE, 2)                                                \
+    X(OH_CU_IPC_LAZY_PEER_ACCESS, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, 1)                           \
     X(OH_CU_ATTRIBUTE_PDL, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 6)
 
 enum oh_cu_constant {
@@ -118,6 +130,10 @@ typedef struct oh_cu_access { /* CUmemAccessDesc */
     oh_cu_location location;
     unsigned int flags;
 } oh_cu_access;
+
+typedef struct oh_cu_ipc_handle { /* CUipcMemHandle; passed by value */
+    char bytes[64];
+} oh_cu_ipc_handle;
 
 typedef struct oh_cu_launch_attribute { /* CUlaunchAttribute */
     unsigned int id;
@@ -158,6 +174,7 @@ typedef struct oh_cu_launch_config { /* CUlaunchConfig */
     X(cuCtxPushCurrent_v2, (oh_cu_context))                                                        \
     X(cuCtxPopCurrent_v2, (oh_cu_context *))                                                       \
     X(cuCtxGetDevice, (oh_cu_device *))                                                            \
+    X(cuCtxEnablePeerAccess, (oh_cu_context, unsigned int))                                        \
     X(cuThreadExchangeStreamCaptureMode, (oh_cu_capture_mode *))                                   \
     X(cuMemCreate, (oh_cu_allocation *, size_t, const oh_cu_memory_kind *, unsigned long long))    \
     X(cuMemRelease, (oh_cu_allocation))                                                            \
@@ -172,6 +189,11 @@ typedef struct oh_cu_launch_config { /* CUlaunchConfig */
     X(cuMemImportFromShareableHandle, (oh_cu_allocation *, void *, oh_cu_handle_type))             \
     X(cuMemAlloc_v2, (oh_cu_ptr *, size_t))                                                        \
     X(cuMemFree_v2, (oh_cu_ptr))                                                                   \
+    X(cuMemGetAddressRange_v2, (oh_cu_ptr *, size_t *, oh_cu_ptr))                                 \
+    X(cuPointerGetAttributes, (unsigned int, oh_cu_pointer_attribute *, void **, oh_cu_ptr))       \
+    X(cuIpcGetMemHandle, (oh_cu_ipc_handle *, oh_cu_ptr))                                          \
+    X(cuIpcOpenMemHandle_v2, (oh_cu_ptr *, oh_cu_ipc_handle, unsigned int))                        \
+    X(cuIpcCloseMemHandle, (oh_cu_ptr))                                                            \
     X(cuMemHostAlloc, (void **, size_t, unsigned int))                                             \
     X(cuMemFreeHost, (void *))                                                                     \
     X(cuMemHostGetDevicePointer_v2, (oh_cu_ptr *, void *, unsigned int))                           \

@@ -137,6 +137,7 @@ static const oh_device_ops host_ops = {
     .mem_export = oh_host_mem_export,
     .mem_import = oh_host_mem_import,
     .mem_release = oh_host_mem_release,
+    .foreign_export = oh_host_foreign_export,
     .local_alloc = host_local_alloc,
     .local_free = host_local_free,
     .host_alloc = host_host_alloc,

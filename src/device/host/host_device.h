@@ -14,6 +14,8 @@ onehop_result oh_host_mem_export(oh_device *device, const oh_mem *memory, oh_mem
 onehop_result oh_host_mem_import(oh_device *device, const oh_mem_handle *handle, int fd,
                                  oh_mem *out);
 void oh_host_mem_release(oh_device *device, oh_mem *memory);
+onehop_result oh_host_foreign_export(oh_device *device, const void *ptr, size_t bytes,
+                                     oh_mem_handle *out, uint64_t *offset_out, int *fd_out);
 
 /* host_stream.c */
 onehop_result oh_host_stream_info(oh_device *device, onehop_stream_t stream, oh_stream_info *out);

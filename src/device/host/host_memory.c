@@ -12,6 +12,7 @@
  * unmaps. A forked child inherits table and mappings alike and may go on using both; fork while no
  * other thread is in here. */
 #include "device/host/host_device.h"
+#include "device/mem_registry.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -121,7 +122,7 @@ onehop_result oh_host_mem_export(oh_device *device, const oh_mem *memory, oh_mem
                                  int *fd_out) {
     (void)device;
     const mapping *m = memory->owner;
-    oh_mem_handle handle = {OH_HANDLE_FD, 0, 0, {0}};
+    oh_mem_handle handle = {.kind = OH_HANDLE_FD};
     if (m == NULL || m->fd < 0)
         return oh_error(ONEHOP_ERR_ARGUMENT, "only memory made in this process can be exported");
     int fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 0);
@@ -215,4 +216,24 @@ void oh_host_mem_release(oh_device *device, oh_mem *memory) {
     pthread_mutex_unlock(&lock);
     if (last) drop(m);
     memset(memory, 0, sizeof *memory);
+}
+
+/* Whatever else a process has in its memory, no other can map it afterwards. */
+onehop_result oh_host_foreign_export(oh_device *device, const void *ptr, size_t bytes,
+                                     oh_mem_handle *out, uint64_t *offset_out, int *fd_out) {
+    oh_device *maker = NULL;
+    const oh_mem *memory = oh_mem_find(ptr, 1, &maker);
+    if (memory == NULL || maker->ops->kind != device->ops->kind)
+        return oh_error(ONEHOP_ERR_UNSUPPORTED,
+                        "memory at %p cannot be mapped by other processes: it is not host memory "
+                        "from onehop_mem_alloc",
+                        ptr);
+    const uint64_t offset = (uintptr_t)ptr - (uintptr_t)memory->ptr;
+    if (bytes == 0 || bytes > memory->bytes - offset)
+        return oh_error(ONEHOP_ERR_ARGUMENT,
+                        "%zu bytes at %p are not inside the allocation of %zu bytes at %p", bytes,
+                        ptr, memory->bytes, memory->ptr);
+    onehop_result result = oh_host_mem_export(maker, memory, out, fd_out);
+    if (result == ONEHOP_OK) *offset_out = offset;
+    return result;
 }

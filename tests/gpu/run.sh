@@ -1,0 +1,143 @@
+#!/usr/bin/env bash
+# tests/gpu/run.sh [--quick] [PROGRAM...]: everything that runs on GPUs, one after the other: the programs of this
+# folder, short runs of `onehop perf`, and where there is compute-sanitizer a small matrix under it. `make test-gpu`.
+#   --quick, or ONEHOP_GPU_QUICK=1   without compute-sanitizer
+#   ONEHOP_BUILD_DIR                 what was built, default build/release
+#   ONEHOP_GPU_LOG                   the log of it all, default build/test-gpu.log
+# Last line: N passed, N failed, N skipped. Fails if anything failed; without a GPU all is skipped.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+
+quick=${ONEHOP_GPU_QUICK:-0}
+if [ "${1:-}" = --quick ]; then
+    quick=1
+    shift
+fi
+build=${ONEHOP_BUILD_DIR:-build/release}
+log=${ONEHOP_GPU_LOG:-build/test-gpu.log}
+programs=$build/tests/gpu
+onehop=$build/onehop
+passed=0 failed=0 skipped=0
+unset ONEHOP_TIMEOUT_MS ONEHOP_DEVICE ONEHOP_NAME RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
+
+mkdir -p "$(dirname "$log")"
+: >"$log" || exit 1
+say() { echo "$*" | tee -a "$log"; }
+
+header() {
+    local gpus driver commit
+    gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | sort | uniq -c | sed 's/^ *//' | paste -sd, -)
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+    commit=$(git rev-parse --short=12 HEAD 2>/dev/null)$(git diff --quiet HEAD 2>/dev/null || echo ' and changes')
+    say "# GPU tests of onehop, $(date -u '+%Y-%m-%d %H:%M UTC')"
+    say "# GPUs: ${gpus:-none found by nvidia-smi}; driver ${driver:-unknown}"
+    say "# $(nvcc --version 2>/dev/null | grep release || echo 'no nvcc on PATH'); $("${CC:-cc}" --version | head -n 1)"
+    say "# commit ${commit:-unknown}; $(nproc) cores, $(uname -sr)"
+}
+
+# verdict NAME STATUS SECONDS FILE: files the output, counts, prints a line.
+verdict() {
+    local name=$1 status=$2 seconds=$3 output=$4 why
+    {
+        echo "== $name: exit status $status, $seconds s"
+        cat "$output"
+    } >>"$log"
+    case $status in
+    0)
+        passed=$((passed + 1))
+        say "ok    $name ($seconds s)"
+        ;;
+    77)
+        skipped=$((skipped + 1))
+        why=$(grep -m1 -h SKIPPED "$output" || tail -n 1 "$output")
+        say "SKIP  $name: ${why#SKIPPED: }"
+        ;;
+    *)
+        failed=$((failed + 1))
+        why="exit status $status"
+        if [ "$status" = 124 ] || [ "$status" = 137 ]; then why="no end after its time limit"; fi
+        say "FAIL  $name ($seconds s): $why"
+        tail -n 12 "$output" | sed 's/^/        /'
+        ;;
+    esac
+}
+
+# run NAME LIMIT COMMAND...
+run() {
+    local name=$1 limit=$2 status start=$SECONDS output
+    shift 2
+    output=$(mktemp)
+    timeout -k 5 "$limit" "$@" >"$output" 2>&1 </dev/null
+    status=$?
+    verdict "$name" $status $((SECONDS - start)) "$output"
+    rm -f "$output"
+}
+
+# perf ARGUMENTS: exit status 3 means that this machine cannot.
+perf() {
+    local status start=$SECONDS output
+    output=$(mktemp)
+    timeout -k 5 120 "$onehop" perf --device cuda "$@" >"$output" 2>&1 </dev/null
+    status=$?
+    if [ $status = 0 ] && ! grep -q '^# 0 wrong' "$output"; then status=1; fi
+    if [ $status = 3 ]; then status=77; fi
+    verdict "perf $*" $status $((SECONDS - start)) "$output"
+    rm -f "$output"
+}
+
+# sanitizer TOOL: two ranks, a process per GPU, each under the tool.
+sanitizer() {
+    local tool=$1 name=gpu-sanitizer-$$-$1 start=$SECONDS status=0 rank output pids=()
+    output=$(mktemp -d)
+    for rank in 0 1; do
+        timeout -k 5 400 "$sanitize" --tool "$tool" --error-exitcode 9 "$programs/test_gpu_matrix" \
+            --rank $rank --world 2 --name "$name" >"$output/$rank" 2>&1 </dev/null &
+        pids+=($!)
+    done
+    for rank in 0 1; do
+        wait "${pids[$rank]}"
+        local one=$?
+        if [ $one != 0 ] && { [ $status = 0 ] || [ $status = 77 ]; }; then status=$one; fi
+    done
+    cat "$output/0" "$output/1" >"$output/both"
+    verdict "compute-sanitizer $tool" $status $((SECONDS - start)) "$output/both"
+    rm -rf "$output"
+}
+
+header
+if [ ! -d "$programs" ]; then
+    say "$programs is missing: build first (make build)"
+    exit 1
+fi
+"$onehop" info >>"$log" 2>&1
+
+if [ $# -gt 0 ]; then
+    for name in "$@"; do run "$name" 150 "$programs/$name"; done
+else
+    for program in "$programs"/test_*; do
+        [ -x "$program" ] && run "$(basename "$program")" 150 "$program"
+    done
+    perf -g 2 -b 1K -e 1M -d bfloat16 -n 50 -G 5
+    perf -g 2 -b 1K -e 1M -d bfloat16 -n 50 --eager
+    perf -g 2 -b 1K -e 64K -d half -n 50 -G 5 --early-trigger
+    perf -g 2 -b 16M -e 64M -d float -n 5 -G 2
+    perf -g 2 --layout thread -b 4K -e 64K -n 20 -G 5
+    perf -g 2 --layout single -b 4K -e 64K -n 20 -G 5
+    perf -g 4 --layout thread --ranks-per-device 4 -b 4K -e 64K -n 20 -G 5
+    perf -g 8 --layout thread --ranks-per-device 4 -b 4K -e 64K -n 20 -G 5
+fi
+
+sanitize=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true)
+if [ $# = 0 ] && [ "$quick" = 0 ]; then
+    if [ -n "$sanitize" ]; then
+        for tool in memcheck initcheck synccheck; do sanitizer $tool; done
+    else
+        skipped=$((skipped + 1))
+        say "SKIP  compute-sanitizer: not found on PATH or in /usr/local/cuda/bin"
+    fi
+fi
+
+if [ $((passed + failed)) = 0 ]; then say "No GPU could be used: nothing was tested."; fi
+say "Log: $log"
+say "$passed passed, $failed failed, $skipped skipped"
+[ $failed = 0 ]

@@ -1,0 +1,52 @@
+/* Calls that are still queued when a communicator dies send nothing: no data, no signature, no progress. Else a peer
+ * would finish its next call on them. */
+/* labels: quick */
+#include "harness.h"
+
+#include "comm/context.h"
+
+enum { COUNT = 1000 };
+
+/* The words of rank `r` that say "I have made a call". */
+static uint64_t said(const onehop_t *c, int r) {
+    const oh_control *control = (const oh_control *)((const char *)c->slabs[r].ptr + c->planes.control);
+    return control->lines[0][r].signature | control->lines[1][r].signature | control->lines[0][r].progress |
+           control->lines[1][r].progress;
+}
+
+static bool all_armed(const onehop_t *c, int r) {
+    const unsigned char *slots = (const unsigned char *)c->slabs[r].ptr + c->planes.push;
+    for (size_t i = 0; i < 2 * 2 * c->planes.slot_bytes; i++)
+        if (slots[i] != 0xFF) return false;
+    return true;
+}
+
+static void dead_call(onehop_algorithm algorithm) {
+    onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
+    onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
+    onehop_t *c[2];
+    onehop_stream_t stream;
+    float in[COUNT], out[COUNT];
+    for (int i = 0; i < COUNT; i++) in[i] = (float)i;
+    config.device.kind = ONEHOP_DEVICE_HOST;
+    config.push_bytes = 8192;
+    call.algorithm = algorithm;
+    CHECK_OK(onehop_create_all(&config, 2, NULL, c));
+    CHECK_OK(onehop_host_stream_create(&stream));
+    CHECK_OK(oh_comm_store_u32(c[0]->comm, OH_MEMBER(c[0]->comm->args.local, oh_local, stop), 1));
+    for (int i = 0; i < 3; i++)
+        CHECK_OK(onehop_all_reduce_with(c[0], in, out, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &call, stream));
+    CHECK_OK(onehop_host_stream_synchronize(stream));
+    CHECK(all_armed(c[1], 1));
+    CHECK(said(c[1], 0) == 0);
+    onehop_host_stream_destroy(stream);
+    for (int r = 0; r < 2; r++) onehop_destroy(c[r]);
+}
+
+int main(void) {
+    watchdog(30);
+    dead_call(ONEHOP_1SHOT_PUSH);
+    dead_call(ONEHOP_HOST_1SHOT);
+    dead_call(ONEHOP_HOST_2SHOT);
+    return 0;
+}
