@@ -78,7 +78,7 @@ typedef struct oh_local {
     oh_u32 running;     /* epoch of the call that started last */
     oh_u32 busy;        /* host paths: a call is running */
     oh_u32 unused[58];
-    /* Followed by one word per possible block: the epoch of its last call. */
+    /* Followed by one word per possible block: the epoch of its last call, and in the upper half nonzero: dead. */
     oh_u64 epochs[1];
 } oh_local;
 

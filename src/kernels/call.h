@@ -1,6 +1,7 @@
 /* Begin and end of every call: epoch words, signatures, the guard against overlap.
  *
- * Epoch words. Local memory holds one word, the epoch of the last call, per possible block. Block b of a grid of G reads word b
+ * Epoch words. Local memory holds one word {dead, epoch of the last call} per possible block; blocks write the lower
+ * half, the thread that concludes a failure (guard.h) the upper halves of all. Block b of a grid of G reads word b
  * once; at its end, after a group_sync, it writes words b, b+G, b+2G, ... So any grid may follow any
  * grid without idle blocks or atomics. Never one word bumped by one block (late blocks would read the new
  * value), never only the active blocks' words (a wider grid would find old ones).
@@ -25,19 +26,15 @@ typedef struct oh_call_state {
     oh_u32 dead; /* this thread has given up, or found the communicator dead */
 } oh_call_state;
 
-OH_FN oh_u64 oh_epoch_word(const oh_args *a, oh_u32 block) {
-    return a->local + OH_LOCAL_EPOCHS + 8ull * block;
-}
-
 /* A dead communicator's calls that are still queued must send nothing: data would land in slots that peers have not
- * read yet, and a signature would let a peer finish on it. The two loads are in flight together. */
-OH_FN oh_call_state oh_call_begin(const oh_args *a, oh_u64 epoch_word) {
+ * read yet, and a signature would let a peer finish on it. The mark comes with the epoch, in one load: a load of its own
+ * costs 0.03 to 0.09 us (docs/tuning-log.md). */
+OH_FN oh_call_state oh_call_begin(oh_u64 epoch_word) {
     const oh_u64 word = oh_ld_relaxed_gpu_u64(epoch_word);
-    const oh_u32 stop = oh_stopped(a);
     oh_call_state c;
     c.epoch = OH_EPOCH_NEXT((oh_u32)word);
     c.phase = c.epoch & 1u;
-    c.dead = stop;
+    c.dead = (oh_u32)(word >> 32);
     return c;
 }
 
@@ -49,7 +46,7 @@ OH_FN void oh_call_end(const oh_args *a, oh_grid g, oh_call_state c) {
     if (!a->early_trigger) oh_pdl_trigger();
     OH_NO_UNROLL
     for (b = g.block + g.thread * g.blocks; b < a->planes.max_blocks; b += g.blocks * g.threads)
-        oh_st_relaxed_gpu_u64(oh_epoch_word(a, b), c.epoch);
+        oh_st_relaxed_gpu_u32(oh_epoch_word(a, b), c.epoch);
 }
 
 OH_FN oh_u64 oh_signature_address(const oh_args *a, oh_u32 from, oh_u32 to, oh_u32 phase) {
@@ -141,7 +138,7 @@ OH_FN oh_u32 oh_signature_exchange(const oh_args *a, oh_grid g, oh_call_state c)
 
 /* All that the last block of a grid does. */
 OH_FN void oh_signature_block(const oh_args *a, oh_grid g, oh_u64 epoch_word) {
-    oh_call_state c = oh_call_begin(a, epoch_word);
+    oh_call_state c = oh_call_begin(epoch_word);
     if (a->early_trigger) oh_pdl_trigger();
     c.dead = oh_signature_exchange(a, g, c);
     oh_call_end(a, g, c);

@@ -8,7 +8,8 @@
  *      every control page, its own included, and gives the others OH_ROWS_WAIT_NS to do the same.
  *   4. It follows the rows from its own: the rank reached that wrote none is the culprit. So all ranks name the
  *      same one. (Rows in a circle mean lost data; then the lowest rank of the circle.)
- *   5. The verdict goes to every control page, the record to host memory, then local.stop is set: all waits of
+ *   5. The verdict goes to every control page, the record to host memory, then all epoch words are marked dead and
+ *      local.stop is set: all waits of
  *      this rank return, and its calls that are still queued do nothing.
  * A rank that comes late finds the verdict at its first slow look. Slots of a dead communicator are never
  * used again, so nothing is cleaned up. All accesses are relaxed: each word is meaningful by itself, and
@@ -28,6 +29,10 @@
 
 OH_FN oh_u64 oh_control_of(const oh_args *a, oh_u32 rank) {
     return a->slabs[rank] + a->planes.control;
+}
+
+OH_FN oh_u64 oh_epoch_word(const oh_args *a, oh_u32 block) {
+    return a->local + OH_LOCAL_EPOCHS + 8ull * block;
 }
 
 OH_FN oh_u32 oh_stopped(const oh_args *a) {
@@ -101,6 +106,7 @@ OH_SLOW_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u3
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, seen), seen);
     /* Pairs with the host's acquiring load of kind: makes the fields above whole. */
     oh_st_release_sys_u32(OH_MEMBER(record, oh_record, kind), OH_VERDICT_KIND(verdict));
+    for (r = 0; r < a->planes.max_blocks; r++) oh_st_relaxed_gpu_u32(oh_epoch_word(a, r) + 4, 1);
     oh_st_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, stop), 1);
 }
 

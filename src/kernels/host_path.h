@@ -62,7 +62,7 @@ static inline bool oh_host_begin(oh_host_call *c, const oh_args *a, oh_u32 site)
 }
 
 static inline void oh_host_end(const oh_host_call *c) {
-    for (oh_u32 b = 0; b < c->a->planes.max_blocks; b++) oh_st_relaxed_gpu_u64(oh_epoch_word(c->a, b), c->epoch);
+    for (oh_u32 b = 0; b < c->a->planes.max_blocks; b++) oh_st_relaxed_gpu_u32(oh_epoch_word(c->a, b), c->epoch);
     /* Release: the next call, perhaps on another thread, sees the words above. */
     oh_st_release_sys_u32(OH_MEMBER(c->a->local, oh_local, busy), 0);
 }

@@ -180,7 +180,7 @@ OH_FN void oh_push_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
         return;
     }
     if (i < whole) own = oh_ld_unit(in);
-    c = oh_call_begin(a, epoch_word);
+    c = oh_call_begin(epoch_word);
     OH_NO_UNROLL
     while (i < whole) {
         const oh_u64 at = (c.phase ? a->phase_bytes : 0) + (oh_u64)i * OH_UNIT_BYTES;
