@@ -33,7 +33,11 @@ static void dead_call(onehop_algorithm algorithm) {
     call.algorithm = algorithm;
     CHECK_OK(onehop_create_all(&config, 2, NULL, c));
     CHECK_OK(onehop_host_stream_create(&stream));
-    CHECK_OK(oh_comm_store_u32(c[0]->comm, OH_MEMBER(c[0]->comm->args.local, oh_local, stop), 1));
+    /* As oh_conclude leaves it. */
+    const uint64_t local = c[0]->comm->args.local;
+    CHECK_OK(oh_comm_store_u32(c[0]->comm, OH_MEMBER(local, oh_local, stop), 1));
+    for (uint32_t b = 0; b < c[0]->planes.max_blocks; b++)
+        CHECK_OK(oh_comm_store_u32(c[0]->comm, local + OH_LOCAL_EPOCHS + 8 * b + 4, 1));
     for (int i = 0; i < 3; i++)
         CHECK_OK(onehop_all_reduce_with(c[0], in, out, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &call, stream));
     CHECK_OK(onehop_host_stream_synchronize(stream));
