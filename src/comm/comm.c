@@ -64,9 +64,6 @@ static onehop_result load_functions(onehop_comm *comm, uint32_t ranks_per_device
             for (int a = 1; a <= ONEHOP_LOCAL_COPY; a++) used |= comm->dispatch.kernels[a][d] == (int)i;
         if (!used) continue;
         onehop_result result = comm->device->ops->load(comm->device, &kernels[i], 1, &comm->functions[i]);
-        /* With several ranks on a GPU a queue of dependent launches of one keeps another's first launch from
-         * starting, and both wait (seen with 3 and 4 ranks, 128 calls queued: docs/tuning-log.md). */
-        if (ranks_per_device > 1) comm->functions[i].pdl = false;
         uint32_t resident = 0;
         if (!result)
             result = comm->device->ops->resident_blocks(comm->device, &comm->functions[i],

@@ -173,6 +173,18 @@ static void compare(gpu_bench *b, const gpu_call *calls, size_t n, const gpu_how
     expect_image(b, calls, n, how, " (as the next kernel saw it)");
 }
 
+/* Where a rank stands that gave up, and time for the others to say so too. */
+static void tell_state(const gpu_rank *r) {
+    uint64_t words[OH_LOCAL_EPOCHS / 8 + 8];
+    onehop_comm *comm = r->context->comm;
+    const oh_local *head = (const oh_local *)words;
+    if (oh_comm_load_u64s(comm, comm->args.local, words, OH_LENGTH(words))) return;
+    fprintf(stderr, "rank %d of %d: running %u, stop %u, epochs", r->rank, r->world, head->running, head->stop);
+    for (int b = 0; b < 6; b++) fprintf(stderr, " %llx", (unsigned long long)words[OH_LOCAL_EPOCHS / 8 + b]);
+    fprintf(stderr, "; %s\n", onehop_last_error());
+    sleep(1);
+}
+
 static void run_piece(gpu_bench *benches, int here, const gpu_call *calls, size_t n, const gpu_how *how) {
     gpu_rank *ranks[ONEHOP_MAX_RANKS] = {NULL};
     gpu_graph graphs[ONEHOP_MAX_RANKS];
@@ -193,6 +205,7 @@ static void run_piece(gpu_bench *benches, int here, const gpu_call *calls, size_
     for (int i = 0; i < here; i++) {
         const onehop_result first = onehop_synchronize(ranks[i]->context, ranks[i]->stream);
         const onehop_result second = onehop_synchronize(ranks[i]->context, ranks[i]->second);
+        if (first || second) tell_state(ranks[i]);
         if (first || second)
             FAIL("%s, rank %d of %d, %s, calls of %zu.. elements: %s", how->what, ranks[i]->rank, ranks[i]->world,
                  how->graph ? "graph" : "eager", calls[0].count, onehop_last_error());
