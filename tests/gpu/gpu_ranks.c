@@ -96,6 +96,10 @@ static int ordinal_of(const gpu_setup *s, int rank) {
     return s->ordinals ? s->ordinals[rank] : rank % s->gpus;
 }
 
+static void wait_for(const gpu_rank *rank, onehop_stream_t stream) {
+    IN_CONTEXT(rank, oh_cu.cuStreamSynchronize(stream));
+}
+
 /* All but the context of onehop. */
 static void open_gpu(gpu_rank *r, const gpu_setup *s, int rank) {
     int multiprocessors = 0;
@@ -114,6 +118,12 @@ static void open_gpu(gpu_rank *r, const gpu_setup *s, int rank) {
     r->stream = gpu_stream_make(r);
     r->second = gpu_stream_make(r);
     r->pinned = gpu_alloc_pinned(r, GPU_PINNED_BYTES);
+    /* The first kernel of a stream may need the GPU idle, and would wait for the kernel of a peer on this GPU that waits
+     * for it: each stream has run one before the first call. */
+    gpu_spin_later(r, 1, r->stream);
+    gpu_spin_later(r, 1, r->second);
+    wait_for(r, r->stream);
+    wait_for(r, r->second);
 }
 
 /* After the context of onehop, whose last call's stream must outlive it. The primary context stays: to make it anew
@@ -259,10 +269,6 @@ void *gpu_alloc_pinned(const gpu_rank *rank, size_t bytes) {
 
 void gpu_free_pinned(const gpu_rank *rank, void *memory) {
     IN_CONTEXT(rank, oh_cu.cuMemFreeHost(memory));
-}
-
-static void wait_for(const gpu_rank *rank, onehop_stream_t stream) {
-    IN_CONTEXT(rank, oh_cu.cuStreamSynchronize(stream));
 }
 
 void gpu_write(const gpu_rank *rank, void *to, const void *from, size_t bytes) {
