@@ -64,13 +64,15 @@ typedef struct kit_way {
     onehop_algorithm forced;
 } kit_way;
 
-#define KIT_WAYS 3
+#define KIT_WAYS 5
 #define KIT_MOST 80000 /* largest count */
 
 static const kit_way kit_ways[KIT_WAYS] = {
     {"auto small", 256, ONEHOP_ALGORITHM_AUTO},
     {"auto large", 80000, ONEHOP_ALGORITHM_AUTO}, /* 312 KiB: many chunks */
     {"1shot_push", 3000, ONEHOP_1SHOT_PUSH},      /* three slots: chunks again */
+    {"1shot_pull", 30000, ONEHOP_1SHOT_PULL},     /* two halves of the pull buffer: four chunks */
+    {"2shot_pull", 30000, ONEHOP_2SHOT_PULL},     /* two chunks */
 };
 
 static inline float kit_value(int rank, unsigned call, size_t i) {

@@ -1,5 +1,5 @@
 /* Sizes and addresses at every edge: one element below, at and above each limit of each algorithm;
- * counts 1..2W and sizes of 1..257 bytes; pointers off by 0..15 bytes, otherwise on each rank; in
+ * counts 1..2W, sizes of 1..257 bytes and of 1..20W units; pointers off by 0..15 bytes, otherwise on each rank; in
  * place, out of place, touching, and the overlap that is refused. Guard bytes around every output.
  */
 /* labels: quick timeout=240 */
@@ -12,7 +12,9 @@
 #define MOST_BYTES ((size_t)3 << 20)
 
 static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT,
-                                              ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH};
+                                              ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH,
+                                              ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
+#define ALGORITHMS (int)(sizeof algorithms / sizeof *algorithms)
 static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
 
 typedef struct own {
@@ -78,7 +80,8 @@ static void compare(own *o, onehop_algorithm algorithm, onehop_dtype dtype, size
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 /* Every size at which some code changes its mind: slot, sub-slot, the host paths' chunk and its
- * multiples, table rows, a shard of a line per rank. */
+ * multiples, half of the pull buffer and its multiples, table rows, a shard of a line per rank,
+ * shards of whole lines. */
 static size_t limits_of(const own *o, size_t *limits) {
     const oh_planes *p = &o->context->planes;
     size_t n = 0, quarter = p->pull_bytes / 4;
@@ -93,6 +96,9 @@ static size_t limits_of(const own *o, size_t *limits) {
                           4 * chunk,
                           5 * chunk,
                           p->pull_bytes,
+                          2 * p->pull_bytes,
+                          3 * (p->pull_bytes / 2),
+                          1024 * (size_t)o->world,
                           1024,
                           128 * (size_t)o->world,
                           16};
@@ -103,11 +109,11 @@ static size_t limits_of(const own *o, size_t *limits) {
 
 static void at_limits(onehop_t *context, int rank, int world, void *argument) {
     own o = own_make(context, rank, world, MOST_BYTES);
-    size_t limits[16];
+    size_t limits[20];
     const size_t n = limits_of(&o, limits);
     (void)argument;
     for (size_t i = 0; i < n; i++)
-        for (int a = 0; a < 4; a++)
+        for (int a = 0; a < ALGORITHMS; a++)
             for (int d = 0; d < 3; d++)
                 for (int more = -1; more <= 1; more++) {
                     const size_t count =
@@ -125,7 +131,7 @@ static void at_limits(onehop_t *context, int rank, int world, void *argument) {
 static void small_sizes(onehop_t *context, int rank, int world, void *argument) {
     own o = own_make(context, rank, world, 4096);
     (void)argument;
-    for (int a = 0; a < 4; a++) {
+    for (int a = 0; a < ALGORITHMS; a++) {
         for (size_t count = 1; count <= 2 * (size_t)world; count++)
             compare(&o, algorithms[a], dtypes[count % 3], count, 0, 0, count % 2);
         for (size_t bytes = 1; bytes <= 257; bytes++) {
@@ -137,11 +143,30 @@ static void small_sizes(onehop_t *context, int rank, int world, void *argument) 
     own_free(&o);
 }
 
+/* 1..20W units of 16 bytes, the last one whole or short: shards of none, one and several units, and
+ * where lines take their place. Every size on few ranks, a sample that moves on many. */
+static void unit_sizes(onehop_t *context, int rank, int world, void *argument) {
+    static const onehop_algorithm two[] = {ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
+    own o = own_make(context, rank, world, 16384);
+    const size_t step = world <= 5 && !HARNESS_SANITIZED ? 1 : 5;
+    (void)argument;
+    for (int a = 0; a < 2; a++)
+        for (int d = 0; d < 3; d++)
+            for (size_t units = 1 + (size_t)(a + d) % step; units <= 20 * (size_t)world; units += step) {
+                const size_t whole = units * 16 / reference_element_bytes(dtypes[d]);
+                compare(&o, two[a], dtypes[d], whole - units % 3, 0, 0, units % 2);
+            }
+    /* About the size from which shards are whole lines. */
+    for (size_t units = 64 * (size_t)world - 9; units <= 64 * (size_t)world + 9 && units <= 1000; units += 3)
+        compare(&o, ONEHOP_2SHOT_PULL, ONEHOP_BFLOAT16, units * 8 - 1, 0, 0, units % 2);
+    own_free(&o);
+}
+
 static void odd_addresses(onehop_t *context, int rank, int world, void *argument) {
     static const size_t counts[] = {1, 7, 8, 100, 1021, 5000};
     own o = own_make(context, rank, world, 65536);
     (void)argument;
-    for (int a = 0; a < 4; a++)
+    for (int a = 0; a < ALGORITHMS; a++)
         for (int d = 0; d < 3; d++)
             for (size_t off = 0; off < 16; off += reference_element_bytes(dtypes[d])) {
                 const size_t size = reference_element_bytes(dtypes[d]);
@@ -162,7 +187,7 @@ static void overlaps(onehop_t *context, int rank, int world, void *argument) {
     static _Thread_local float memory[3 * COUNT];
     float sum[COUNT];
     (void)argument;
-    for (int a = 0; a < 4; a++) {
+    for (int a = 0; a < ALGORITHMS; a++) {
         /* Refused, and no rank has said anything to another. */
         CHECK_RESULT(ONEHOP_ERR_OVERLAP, ranks_all_reduce(context, memory, memory + 1, COUNT,
                                                           ONEHOP_FLOAT32, algorithms[a], NULL));
@@ -202,6 +227,9 @@ int main(void) {
     for (int world = 2; world <= 9; world += world < 4 ? step : 5)
         ranks_run(RANKS_AS_THREADS, world, NULL, odd_addresses, NULL);
     ranks_run(RANKS_AS_PROCESSES, 2, NULL, odd_addresses, NULL);
+    for (int world = 2; world <= 16; world += world < 5 ? step : 4)
+        ranks_run(RANKS_AS_THREADS, world, NULL, unit_sizes, NULL);
+    ranks_run(RANKS_AS_PROCESSES, 16, NULL, unit_sizes, NULL);
     ranks_run(RANKS_AS_THREADS, 3, NULL, overlaps, NULL);
     return 0;
 }

@@ -10,7 +10,9 @@
 #include "reference.h"
 
 static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT,
-                                              ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH};
+                                              ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH,
+                                              ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
+#define ALGORITHMS (int)(sizeof algorithms / sizeof *algorithms)
 
 /* ---- replay ---------------------------------------------------------------------------------- */
 typedef struct captured {
@@ -34,18 +36,18 @@ static void capture(onehop_t *context, onehop_stream_t stream, captured *c,
 }
 
 static void replays(onehop_t *context, int rank, int world, void *argument) {
-    static const size_t counts[] = {777, 1500, 20000, 1000};
+    static const size_t counts[] = {777, 1500, 20000, 1000, 1100, 1200};
     const int times = HARNESS_SANITIZED ? 120 : 1000;
     onehop_stream_t stream;
-    captured c[4];
+    captured c[ALGORITHMS];
     uint16_t *sum = calloc(20000, 2), *eager = calloc(2 * 600, 2);
     (void)argument;
     if (!sum || !eager) FAIL("no memory");
     CHECK_OK(onehop_host_stream_create(&stream));
-    for (int a = 0; a < 4; a++) capture(context, stream, &c[a], algorithms[a], counts[a]);
+    for (int a = 0; a < ALGORITHMS; a++) capture(context, stream, &c[a], algorithms[a], counts[a]);
     for (int i = 0; i < times; i++) {
         /* The large one now and then. */
-        captured *now = &c[i % 20 == 2 ? 2 : i % 4 == 2 ? 1 : i % 4];
+        captured *now = &c[i % 30 == 2 ? 2 : i % ALGORITHMS == 2 ? 1 : i % ALGORITHMS];
         char what[80];
         snprintf(what, sizeof what, "replay %d, rank %d", i, rank);
         input_fill(now->in, INPUT_REAL, (uint64_t)i, rank, 0, now->count, ONEHOP_BFLOAT16);
@@ -55,7 +57,7 @@ static void replays(onehop_t *context, int rank, int world, void *argument) {
             input_fill(eager, INPUT_REAL, (uint64_t)i + 5000, rank, 0, 600, ONEHOP_BFLOAT16);
             if (i % 2) CHECK_OK(onehop_synchronize(context, stream));
             CHECK_OK(ranks_all_reduce(context, eager, eager + 600, 600, ONEHOP_BFLOAT16,
-                                      algorithms[i / 3 % 4], stream));
+                                      algorithms[i / 3 % ALGORITHMS], stream));
         }
         CHECK_OK(onehop_synchronize(context, stream));
         reference_of_inputs(sum, INPUT_REAL, (uint64_t)i, world, 0, now->count, ONEHOP_BFLOAT16);
@@ -64,7 +66,7 @@ static void replays(onehop_t *context, int rank, int world, void *argument) {
         reference_of_inputs(sum, INPUT_REAL, (uint64_t)i + 5000, world, 0, 600, ONEHOP_BFLOAT16);
         expect_equal(sum, eager + 600, 600, ONEHOP_BFLOAT16, "eager call after a replay");
     }
-    for (int a = 0; a < 4; a++) {
+    for (int a = 0; a < ALGORITHMS; a++) {
         onehop_host_graph_destroy(c[a].graph);
         free(c[a].in);
         free(c[a].out);

@@ -15,7 +15,9 @@
 #define MOST 65536
 
 static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT,
-                                              ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH};
+                                              ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH,
+                                              ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
+#define ALGORITHMS (int)(sizeof algorithms / sizeof *algorithms)
 static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
 
 typedef struct buffers {
@@ -38,9 +40,9 @@ static void buffers_free(buffers *b) {
 static void special_values(onehop_t *context, int rank, int world, void *argument) {
     buffers b = buffers_make();
     (void)argument;
-    for (size_t call = 0; call < 48; call++) {
+    for (size_t call = 0; call < 54; call++) {
         const onehop_dtype dtype = dtypes[call % 3];
-        const onehop_algorithm algorithm = algorithms[call / 3 % 4];
+        const onehop_algorithm algorithm = algorithms[call / 3 % ALGORITHMS];
         const size_t count = call % 2 ? 777 + call : 9000 + call;
         input_fill(b.in, INPUT_SPECIAL, call, rank, 0, count, dtype);
         reference_of_inputs(b.sum, INPUT_SPECIAL, call, world, 0, count, dtype);
@@ -73,7 +75,7 @@ static void every_pattern(onehop_t *context, int rank, int world, void *argument
             }
         }
         reference_sum(b.sum, all, world, MOST, dtype);
-        for (int a = 0; a < 4; a++) {
+        for (int a = 0; a < ALGORITHMS; a++) {
             CHECK_OK(ranks_all_reduce(context, all[rank], b.out, MOST, dtype, algorithms[a], NULL));
             expect_equal(b.sum, b.out, MOST, dtype, onehop_algorithm_name(algorithms[a]));
         }
@@ -91,7 +93,7 @@ static void odd_float_mode(onehop_t *context, int rank, int world, void *argumen
     (void)argument;
     for (size_t call = 0; call < 36; call++) {
         const onehop_dtype dtype = dtypes[call % 3];
-        const onehop_algorithm algorithm = algorithms[call / 3 % 4];
+        const onehop_algorithm algorithm = algorithms[call / 3 % ALGORITHMS];
         const size_t count = 500 + 700 * (call % 5);
         input_fill(b.in, INPUT_MIXED, call, rank, 0, count, dtype);
         reference_of_inputs(b.sum, INPUT_MIXED, call, world, 0, count, dtype);
@@ -126,7 +128,7 @@ static void known_sums(onehop_t *context, int rank, int world, void *argument) {
         ROWS = sizeof rows / sizeof *rows
     };
     (void)argument;
-    for (int a = 0; a < 4; a++) {
+    for (int a = 0; a < ALGORITHMS; a++) {
         uint32_t in[ROWS], out[ROWS];
         for (int i = 0; i < ROWS; i++) in[i] = rows[i][rank == 0 ? 0 : 1];
         CHECK_OK(ranks_all_reduce(context, in, out, ROWS, ONEHOP_FLOAT32, algorithms[a], NULL));

@@ -34,7 +34,7 @@ static const row table[] = {
 };
 
 /* GPU-shaped bodies on the host device, forced by name: few blocks, one thread each. */
-#define HOST_PUSH_BLOCKS 3
+#define HOST_GPU_SHAPED_BLOCKS 3
 
 static const row *row_for(const oh_dispatch *d, size_t bytes) {
     for (size_t i = 0; i < OH_LENGTH(table); i++) {
@@ -49,10 +49,30 @@ static bool is_host_path(onehop_algorithm a) {
     return a == ONEHOP_HOST_1SHOT || a == ONEHOP_HOST_2SHOT;
 }
 
+static bool is_pull(onehop_algorithm a) {
+    return a == ONEHOP_1SHOT_PULL || a == ONEHOP_2SHOT_PULL;
+}
+
+/* Equal pieces of whole lines, as few as fit `most`: what is left for the last one keeps all ranks busy. */
+static size_t equal_pieces(size_t bytes, size_t most) {
+    const size_t pieces = (bytes + most - 1) / most;
+    return oh_round_up((bytes + pieces - 1) / pieces, 128);
+}
+
+/* A message that fits a half of the pull buffer goes whole. Longer ones: 2shot_pull uses one place again and again,
+ * 1shot_pull two in turn. Bytes of a chunk are counted in 32 bits. */
+static size_t pull_chunk_bytes(const oh_dispatch *d, onehop_algorithm a, size_t bytes) {
+    const size_t whole = d->planes.pull_bytes < 2048 * M ? d->planes.pull_bytes : 2048 * M;
+    const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES);
+    if (padded <= whole) return padded;
+    return equal_pieces(bytes, oh_round_down(a == ONEHOP_1SHOT_PULL ? whole / 2 : whole, 128));
+}
+
 /* Pieces: a message that fits its slot goes whole; else in halves of a push slot, or in quarters of the area that
  * a rank publishes in. */
 static size_t chunk_bytes_for(const oh_dispatch *d, onehop_algorithm a, size_t bytes) {
     const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES);
+    if (is_pull(a)) return pull_chunk_bytes(d, a, bytes);
     if (a == ONEHOP_HOST_1SHOT && padded <= 64 * K && padded <= d->planes.pull_bytes) return padded;
     if (is_host_path(a)) {
         const size_t quarter = oh_round_down(d->planes.pull_bytes / 4, 128);
@@ -66,7 +86,7 @@ static onehop_result choose_grid(const oh_dispatch *d, const onehop_call *call, 
     if (is_host_path(choice->algorithm)) {
         choice->blocks = choice->threads = 1;
     } else if (d->kind == ONEHOP_DEVICE_HOST) {
-        choice->blocks = HOST_PUSH_BLOCKS;
+        choice->blocks = HOST_GPU_SHAPED_BLOCKS;
         choice->threads = 1;
     } else {
         choice->blocks = r->blocks + 1;
@@ -89,6 +109,16 @@ static onehop_result choose_grid(const oh_dispatch *d, const onehop_call *call, 
     return ONEHOP_OK;
 }
 
+/* A caller may name the source that the algorithm has here anyway. */
+static onehop_result check_source(const onehop_choice *choice, const onehop_call *call) {
+    if (!call || call->source == ONEHOP_SOURCE_NONE || call->source == choice->source) return ONEHOP_OK;
+    if (!is_pull(choice->algorithm))
+        return oh_error(ONEHOP_ERR_ALGORITHM, "source %s belongs to pull algorithms; %s has none",
+                        onehop_source_name(call->source), onehop_algorithm_name(choice->algorithm));
+    return oh_error(ONEHOP_ERR_ALGORITHM, "source %s (%d) is not available; %s reads the workspace in this version",
+                    onehop_source_name(call->source), (int)call->source, onehop_algorithm_name(choice->algorithm));
+}
+
 void oh_dispatch_init(oh_dispatch *d, onehop_device_kind kind, int world, const oh_planes *planes) {
     size_t count;
     const oh_kernel *list = oh_kernel_list(&count);
@@ -108,15 +138,14 @@ onehop_result oh_dispatch_choose(const oh_dispatch *d, size_t bytes, onehop_dtyp
                                  const onehop_call *call, oh_plan *plan_out) {
     oh_plan plan = {{ONEHOP_LOCAL_COPY, ONEHOP_SOURCE_NONE, 0, 0, 1, {0}}, -1, bytes};
     const onehop_algorithm forced = call ? call->algorithm : ONEHOP_ALGORITHM_AUTO;
-    if (call && call->source != ONEHOP_SOURCE_NONE)
-        return oh_error(ONEHOP_ERR_ALGORITHM, "source %s belongs to pull algorithms, which this version lacks",
-                        onehop_source_name(call->source));
+    onehop_result result = ONEHOP_OK;
     if (d->world == 1) {
         if (forced != ONEHOP_ALGORITHM_AUTO && forced != ONEHOP_LOCAL_COPY)
             return oh_error(ONEHOP_ERR_ALGORITHM, "a group of one rank copies; %s was asked for",
                             onehop_algorithm_name(forced));
-        *plan_out = plan;
-        return ONEHOP_OK;
+        result = check_source(&plan.choice, call);
+        if (!result) *plan_out = plan;
+        return result;
     }
     const row *r = row_for(d, bytes);
     plan.choice.algorithm = forced == ONEHOP_ALGORITHM_AUTO ? r->algorithm : forced;
@@ -126,8 +155,11 @@ onehop_result oh_dispatch_choose(const oh_dispatch *d, size_t bytes, onehop_dtyp
         return oh_error(ONEHOP_ERR_ALGORITHM, "%s (%d) is not available on the %s device for %s, world size %d",
                         onehop_algorithm_name(forced), (int)forced,
                         d->kind == ONEHOP_DEVICE_CUDA ? "cuda" : "host", onehop_dtype_name(dtype), d->world);
+    if (is_pull(plan.choice.algorithm)) plan.choice.source = ONEHOP_SOURCE_WORKSPACE;
+    result = check_source(&plan.choice, call);
+    if (result) return result;
     const uint32_t bound = d->bounds[plan.choice.algorithm][dtype];
-    onehop_result result = choose_grid(d, call, r, bound, &plan.choice);
+    result = choose_grid(d, call, r, bound, &plan.choice);
     if (result) return result;
     plan.chunk_bytes = chunk_bytes_for(d, plan.choice.algorithm, bytes);
     plan.choice.chunks = (uint32_t)((bytes + plan.chunk_bytes - 1) / plan.chunk_bytes);

@@ -5,7 +5,7 @@
  *     push     2 phases x W sources x slot     landing slots, armed with 0xFF
  *     flags    2 phases x W sources x 16 KiB   flag words: data and epoch in 8 bytes
  *     pull     2 phases x pull_bytes           staged input; on the host also what a rank publishes
- *     signals  max_blocks x 128 bytes          enter and exit word of each peer, for pull kernels
+ *     signals  max_blocks x 256 bytes          enter and exit words {step, epoch} of each peer, for pull kernels
  *     control  oh_control                      signatures, failure rows, verdicts
  *   local, one per rank, its own device alone
  *     oh_local, epoch words (max_blocks x 8 bytes), rows of captured inputs
@@ -24,7 +24,12 @@ typedef unsigned long long oh_u64;
 
 #define OH_MAX_RANKS 16
 #define OH_FLAG_SLOT_BYTES 16384
-#define OH_SIGNAL_BLOCK_BYTES 128
+
+/* A block's row of signals: one word per writing rank, of each kind. */
+#define OH_SIGNAL_ENTER 0 /* my data is staged */
+#define OH_SIGNAL_EXIT 1  /* my results are stored */
+#define OH_SIGNAL_KIND_BYTES (8 * OH_MAX_RANKS)
+#define OH_SIGNAL_BLOCK_BYTES (2 * OH_SIGNAL_KIND_BYTES)
 
 /* Epochs number the calls of a communicator: 2..2^32-1, then 2 again. 0 and 1 never name a call, so zeroed
  * memory holds no valid flag; the wrap keeps parity. phase = epoch & 1. */
@@ -70,6 +75,8 @@ typedef struct oh_control {
 #define OH_SITE_HOST_2SHOT 4  /* waiting for a peer to stage or to reduce */
 #define OH_SITE_ENTRY 5       /* overlap, found when the call began */
 #define OH_SITE_OUTSIDE 6     /* found by the host between calls */
+#define OH_SITE_PULL_ENTER 7  /* waiting for a peer's block to stage */
+#define OH_SITE_PULL_EXIT 8   /* waiting for a peer's block to store its sums */
 
 typedef struct oh_local {
     oh_u32 stop;        /* nonzero: every wait gives up */

@@ -49,6 +49,7 @@ OH_STATIC_ASSERT(sizeof(oh_signature_line) == 128, line);
 OH_STATIC_ASSERT(sizeof(oh_control) == 4096 + 128 + 128 + 64, control);
 OH_STATIC_ASSERT(sizeof(oh_local) == OH_LOCAL_EPOCHS + 8, local);
 OH_STATIC_ASSERT(sizeof(oh_row) == 288, row);
+OH_STATIC_ASSERT(OH_SIGNAL_BLOCK_BYTES == 256, signals);
 
 /* Address of a member of a struct that lies at `base`. */
 #define OH_MEMBER(base, type, member) ((oh_u64) & ((type *)(base))->member)

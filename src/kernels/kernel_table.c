@@ -8,6 +8,8 @@ typedef struct row {
 } row;
 
 #define OH_ALGORITHM_1shot_push ONEHOP_1SHOT_PUSH
+#define OH_ALGORITHM_1shot_pull ONEHOP_1SHOT_PULL
+#define OH_ALGORITHM_2shot_pull ONEHOP_2SHOT_PULL
 
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
     void onehop_##algorithm##_##type##_w##world(const void *args, oh_grid grid);

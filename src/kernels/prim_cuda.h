@@ -45,7 +45,7 @@ OH_FN oh_grid oh_grid_here(void) {
         statement;                                                                                 \
     }
 
-/* ---- ordinary accesses: inputs, outputs -------------------------------------------------------
+/* ---- ordinary accesses: inputs, outputs, staged data -------------------------------------------------------
  * volatile asm: never merged, never moved across pdl_wait, never turned into ld.global.nc. */
 OH_FN oh_unit oh_ld_unit(oh_u64 p) {
     oh_unit v;
@@ -107,6 +107,14 @@ OH_FN oh_u64 oh_ld_relaxed_sys_u64(oh_u64 p) {
 OH_FN void oh_st_relaxed_sys_u64(oh_u64 p, oh_u64 v) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
+OH_FN oh_u64 oh_ld_acquire_sys_u64(oh_u64 p) {
+    oh_u64 v;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+OH_FN void oh_st_release_sys_u64(oh_u64 p, oh_u64 v) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
 OH_FN void oh_st_release_sys_u32(oh_u64 p, oh_u32 v) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
@@ -146,6 +154,10 @@ OH_FN void oh_fence_acq_rel_sys(void) {
 /* ---- group, time, launch chain ---------------------------------------------------------------- */
 OH_FN void oh_group_sync(void) {
     __syncthreads();
+}
+/* The same, and tells all threads whether any of them brought a nonzero value. */
+OH_FN oh_u32 oh_group_any(oh_u32 v) {
+    return (oh_u32)__syncthreads_or((int)v);
 }
 /* Nothing that the previous kernel of the stream may still write is read before this. The two addresses are ready
  * when it returns: what can be computed before the wait should be. */

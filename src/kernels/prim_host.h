@@ -42,13 +42,20 @@
 
 #define OH_AT(type, p) ((type *)(uintptr_t)(p))
 
-/* ---- ordinary accesses: inputs, outputs; any alignment ------------------------------------------------ */
+/* Tests hold a thread back, or tear a 16-byte store, here; empty otherwise. */
+#ifndef OH_CHAOS
+#define OH_CHAOS() ((void)0)
+#endif
+
+/* ---- ordinary accesses: inputs, outputs, staged data; any alignment ------------------------------------ */
 OH_FN oh_unit oh_ld_unit(oh_u64 p) {
     oh_unit v;
+    OH_CHAOS();
     memcpy(&v, OH_AT(const void, p), sizeof v);
     return v;
 }
 OH_FN void oh_st_unit(oh_u64 p, oh_unit v) {
+    OH_CHAOS();
     memcpy(OH_AT(void, p), &v, sizeof v);
 }
 OH_FN oh_u16 oh_ld_u16(oh_u64 p) {
@@ -67,11 +74,6 @@ OH_FN oh_u32 oh_ld_u32(oh_u64 p) {
 OH_FN void oh_st_u32(oh_u64 p, oh_u32 v) {
     memcpy(OH_AT(void, p), &v, sizeof v);
 }
-
-/* Tests hold a thread back, or tear a 16-byte store, here; empty otherwise. */
-#ifndef OH_CHAOS
-#define OH_CHAOS() ((void)0)
-#endif
 
 /* ---- ordered accesses: slots, signatures, control ------------------------------------------- */
 OH_FN oh_u32 oh_ld_relaxed_sys_u32(oh_u64 p) {
@@ -142,6 +144,9 @@ OH_FN void oh_fence_acq_rel_sys(void) {
 
 /* ---- group, time, launch chain ---------------------------------------------------------------- */
 OH_FN void oh_group_sync(void) {
+}
+OH_FN oh_u32 oh_group_any(oh_u32 v) {
+    return v;
 }
 OH_FN void oh_pdl_wait(oh_u64 *p, oh_u64 *q) {
     (void)p;

@@ -32,7 +32,7 @@ static inline void chaos_hold(uint64_t random) {
         sched_yield();
 }
 
-/* Before each store that another rank can see. */
+/* Before each store that another rank can see, and each ordinary one or load of 16 bytes. */
 static inline void chaos_store(void) {
     chaos *c = &chaos_here;
     if (!c->left) return;
@@ -93,6 +93,8 @@ static inline const oh_vector *chaos_vector_table(void) {
 }
 
 /* ---- the bodies, compiled here --------------------------------------------------------------- */
+#include "kernels/pull_1shot.h"
+#include "kernels/pull_2shot.h"
 #include "kernels/push_1shot.h"
 
 OH_KERNEL(lanes_push_f32_w2, 0, oh_push_1shot(a, g, OH_F32, 2u))
@@ -103,6 +105,34 @@ OH_KERNEL(lanes_push_bf16_w2, 0, oh_push_1shot(a, g, OH_BF16, 2u))
 OH_KERNEL(lanes_push_bf16_w3, 0, oh_push_1shot(a, g, OH_BF16, 3u))
 OH_KERNEL(lanes_push_bf16_w4, 0, oh_push_1shot(a, g, OH_BF16, 4u))
 OH_KERNEL(lanes_push_bf16_any, 0, oh_push_1shot(a, g, OH_BF16, 0u))
+
+#define LANES_PULL(shots, dtype, world)                                                            \
+    OH_KERNEL(lanes_pull##shots##_##dtype##_w##world, 0,                                           \
+              oh_pull_##shots##shot(a, g, OH_##dtype, world##u))
+#define LANES_PULLS(dtype)                                                                         \
+    LANES_PULL(1, dtype, 0)                                                                        \
+    LANES_PULL(1, dtype, 2)                                                                        \
+    LANES_PULL(1, dtype, 3)                                                                        \
+    LANES_PULL(1, dtype, 4)                                                                        \
+    LANES_PULL(1, dtype, 7)                                                                        \
+    LANES_PULL(2, dtype, 0)                                                                        \
+    LANES_PULL(2, dtype, 2)                                                                        \
+    LANES_PULL(2, dtype, 3)                                                                        \
+    LANES_PULL(2, dtype, 4)                                                                        \
+    LANES_PULL(2, dtype, 7)
+LANES_PULLS(F32)
+LANES_PULLS(F16)
+LANES_PULLS(BF16)
+
+#define LANES_PULLS_OF(shots, dtype)                                                               \
+    {lanes_pull##shots##_##dtype##_w0, lanes_pull##shots##_##dtype##_w2,                           \
+     lanes_pull##shots##_##dtype##_w3, lanes_pull##shots##_##dtype##_w4,                           \
+     lanes_pull##shots##_##dtype##_w7}
+/* [shots - 1][type][any, 2, 3, 4, 7 ranks] */
+static const oh_host_kernel lanes_pulls[2][4][5] = {
+    {{0}, LANES_PULLS_OF(1, F32), LANES_PULLS_OF(1, F16), LANES_PULLS_OF(1, BF16)},
+    {{0}, LANES_PULLS_OF(2, F32), LANES_PULLS_OF(2, F16), LANES_PULLS_OF(2, BF16)},
+};
 
 /* The host paths come along in a test that asks for them, with their names: they are whole files.
  */
@@ -126,8 +156,14 @@ OH_KERNEL(lanes_push_bf16_any, 0, oh_push_1shot(a, g, OH_BF16, 0u))
 typedef enum lanes_algorithm {
     LANES_PUSH,
     LANES_HOST_1SHOT,
-    LANES_HOST_2SHOT
+    LANES_HOST_2SHOT,
+    LANES_PULL_1SHOT,
+    LANES_PULL_2SHOT
 } lanes_algorithm;
+
+static inline bool lanes_is_host_path(lanes_algorithm a) {
+    return a == LANES_HOST_1SHOT || a == LANES_HOST_2SHOT;
+}
 
 typedef struct lanes_call {
     lanes_algorithm algorithm;
@@ -195,7 +231,8 @@ static void lanes_open(lanes_group *g, int world, int lanes, unsigned deadline_m
     p->max_blocks = 16;
     p->flags = 2 * (oh_u64)world * p->slot_bytes;
     p->pull = p->flags;
-    p->control = p->pull + 2 * p->pull_bytes;
+    p->signals = p->pull + 2 * p->pull_bytes;
+    p->control = p->signals + oh_round_up(p->max_blocks * OH_SIGNAL_BLOCK_BYTES, 4096);
     for (int r = 0; r < world; r++) {
         lanes_rank *own = &g->ranks[r];
         own->group = g;
@@ -235,6 +272,10 @@ static void lanes_preset(lanes_group *g, uint32_t first_epoch) {
 static oh_host_kernel lanes_kernel(const lanes_group *g, const lanes_call *c) {
     if (c->algorithm == LANES_HOST_1SHOT) return lanes_host_1shot;
     if (c->algorithm == LANES_HOST_2SHOT) return lanes_host_2shot;
+    if (c->algorithm >= LANES_PULL_1SHOT) {
+        const int at = g->world == 7 ? 4 : g->world <= 4 ? g->world - 1 : 0;
+        return lanes_pulls[c->algorithm - LANES_PULL_1SHOT][c->dtype][at];
+    }
     if (c->dtype == ONEHOP_FLOAT16) return g->world == 3 ? lanes_push_f16_w3 : NULL;
     if (c->dtype == ONEHOP_FLOAT32)
         return g->world == 2   ? lanes_push_f32_w2
@@ -256,6 +297,8 @@ static void lanes_body(const void *args, oh_grid grid) {
 static size_t lanes_chunk(const lanes_group *g, const lanes_call *c, size_t bytes) {
     const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES);
     if (c->algorithm == LANES_HOST_1SHOT && padded <= g->planes.pull_bytes / 2) return padded;
+    if (c->algorithm >= LANES_PULL_1SHOT)
+        return padded <= g->planes.pull_bytes ? padded : g->planes.pull_bytes / 2;
     if (c->algorithm != LANES_PUSH) return g->planes.pull_bytes / 4;
     return padded <= g->planes.slot_bytes ? padded : g->planes.slot_bytes / 2;
 }
@@ -344,7 +387,9 @@ static void lanes_verify(lanes_rank *own, size_t index) {
 static void lanes_set_chaos(const lanes_group *g, const lanes_call *c, bool held) {
     const size_t words = (c->count * reference_element_bytes(c->dtype) + 15) / 4;
     const size_t stores =
-        c->algorithm == LANES_PUSH ? 2 * words * (size_t)(g->world - 1) / (size_t)g->lanes : 4;
+        lanes_is_host_path(c->algorithm)   ? 4
+        : c->algorithm == LANES_PUSH ? 2 * words * (size_t)(g->world - 1) / (size_t)g->lanes
+                                     : words / 4 * (size_t)(g->world + 3) / (size_t)g->lanes;
     chaos_here.left = held ? 6 * g->holds : g->holds;
     chaos_here.mask = 0;
     while (2 * (size_t)(chaos_here.mask + 1) * chaos_here.left <= stores)
@@ -359,7 +404,7 @@ static void *lanes_main(void *argument) {
     chaos_here.state = (uint64_t)(own->rank * 16 + t.lane + 1) * 0x2545f4914f6cdd1dull;
     for (size_t i = 0; i < g->count; i++) {
         const lanes_call *c = &g->calls[i];
-        const bool host_path = c->algorithm != LANES_PUSH;
+        const bool host_path = lanes_is_host_path(c->algorithm);
         const bool held = c->held_rank == own->rank && c->held_lane == t.lane;
         if (t.lane == 0) lanes_prepare(own, i);
         pthread_barrier_wait(&own->boundary);

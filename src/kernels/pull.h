@@ -1,0 +1,142 @@
+/* What 1shot_pull and 2shot_pull share: signals between blocks, and reading all ranks' memory.
+ *
+ * Signals. Word [which][writer] of a block's row in a rank's slab is written by block b of that one rank and read by
+ * block b of the slab's owner: plain stores of {step, epoch}, steps of a call counted from 1. Two kinds, enter ("my
+ * data is staged") and exit ("my results are stored"). A meeting of a block with the same block of every peer:
+ *
+ *   group_sync; st_release to each peer; spin relaxed on each peer's word, then one ld_acquire of it; group_any
+ *
+ * The release comes after group_sync, so it covers what all threads of the block stored and loaded before; the
+ * acquire comes before group_any, so all threads see it. Only the last load acquires: on a GPU each acquire empties
+ * the L1, and would do so at every poll. Whatever of a peer's memory is read after a meeting was either never in that
+ * L1 since the call began, or is thrown out of it by that one acquire.
+ *
+ * Which words count. A word names {step, epoch}. It is enough if it is this call's and of this step or a later one; a
+ * peer may be ahead within a call. It may also be one whole call ahead: a 1shot_pull ends without a meeting at its end, so
+ * a peer whose block has heard from this block may finish, begin the next call and signal there, over a word that
+ * was not read yet. It cannot be two ahead: call e+2 begins only after this rank's signature of e+1. So words of e and of
+ * the one after e count, and no others: not "e or later" by signed difference, for a block that has not run a pull call
+ * for 2^31 calls has a word that looks later (a zero word does, once e has passed 2^31). A word left alone for exactly
+ * one turn of the counter, 2^32-2 calls, would be taken for new; grids that skip a block for so long do not do so to
+ * the call.
+ *
+ * Numbers. Loads start at the next rank, so that ranks read from different links at a time; the sum is formed in rank
+ * order from registers that are turned by this rank's number (log2 W selections a register). The instance for any number
+ * of ranks has no such registers and loads in rank order. */
+#ifndef OH_PULL_H
+#define OH_PULL_H
+
+#include "kernels/call.h"
+#include "kernels/unit.h"
+
+/* The k-th next rank. */
+OH_FN oh_u32 oh_next_rank(const oh_args *a, oh_u32 k) {
+    const oh_u32 r = a->rank + k;
+    return r < a->world ? r : r - a->world;
+}
+
+/* ---- signals ----------------------------------------------------------------------------------- */
+OH_FN oh_u64 oh_signal_address(const oh_args *a, oh_u32 block, oh_u32 which, oh_u32 writer, oh_u32 reader) {
+    return a->slabs[reader] + a->planes.signals + (oh_u64)block * OH_SIGNAL_BLOCK_BYTES +
+           which * OH_SIGNAL_KIND_BYTES + 8 * writer;
+}
+
+OH_FN oh_i32 oh_signal_reached(oh_u64 word, oh_u32 epoch, oh_u32 step) {
+    return ((oh_u32)word == epoch && (oh_u32)(word >> 32) >= step) || (oh_u32)word == OH_EPOCH_NEXT(epoch);
+}
+
+/* 0: the communicator died. */
+OH_FN oh_u32 oh_signal_await(const oh_args *a, oh_u64 p, oh_u32 what, oh_u32 epoch, oh_u32 step) {
+    oh_u64 state = 0, word = 0;
+    oh_u32 n;
+    for (;;) {
+        OH_NO_UNROLL
+        for (n = 0; n < OH_POLLS; n++) {
+            word = oh_ld_relaxed_sys_u64(p);
+            if (oh_signal_reached(word, epoch, step)) {
+                /* Pairs with the release in oh_meet: this word, or one the same block stored later. */
+                (void)oh_ld_acquire_sys_u64(p);
+                return 1;
+            }
+        }
+        state = oh_wait_slow(a, state, what, epoch, step, (oh_u32)(word >> 32));
+        if (!state) return 0;
+    }
+}
+
+/* Meets the same block of every peer; reached by all threads of a block at one place. Thread t serves the (t+1)-th
+ * next rank. Nonzero, for all threads alike: the communicator is dead. */
+OH_FN oh_u32 oh_meet(const oh_args *a, oh_grid g, oh_u32 which, oh_u32 epoch, oh_u32 step) {
+    const oh_u32 site = which == OH_SIGNAL_ENTER ? OH_SITE_PULL_ENTER : OH_SITE_PULL_EXIT;
+    oh_u32 k, dead = 0;
+    oh_group_sync();
+    OH_NO_UNROLL
+    for (k = g.thread + 1; k < a->world; k += g.threads)
+        oh_st_release_sys_u64(oh_signal_address(a, g.block, which, a->rank, oh_next_rank(a, k)),
+                              (oh_u64)step << 32 | epoch);
+    OH_NO_UNROLL
+    for (k = g.thread + 1; k < a->world && !dead; k += g.threads) {
+        const oh_u32 peer = oh_next_rank(a, k);
+        dead = !oh_signal_await(a, oh_signal_address(a, g.block, which, peer, a->rank),
+                                OH_WAIT_FOR(site, peer, g.thread == 0), epoch, step);
+    }
+    return oh_group_any(dead);
+}
+
+/* ---- data -------------------------------------------------------------------------------------- */
+/* Address of an offset of the own slab, and what to add to peers[k].there to come to the same offset on the (k+1)-th
+ * next rank. */
+OH_FN oh_u64 oh_own_address(const oh_args *a, oh_u64 offset) {
+    return a->slabs[a->rank] + offset;
+}
+OH_FN oh_u64 oh_peer_shift(const oh_args *a, oh_u64 offset) {
+    return offset - a->planes.push - a->planes.slot_bytes * a->rank;
+}
+
+/* v[k] of the k-th next rank comes to v[r] of rank r. */
+OH_FN void oh_in_rank_order(oh_unit *v, oh_u32 rank, oh_u32 world) {
+    oh_u32 step, i, j;
+    OH_UNROLL
+    for (step = 1; step < world; step *= 2) {
+        oh_unit turned[OH_MAX_RANKS];
+        OH_UNROLL
+        for (i = 0; i < world; i++) turned[(i + step) % world] = v[i];
+        OH_UNROLL
+        for (i = 0; i < world; i++) {
+            OH_UNROLL
+            for (j = 0; j < 4; j++) v[i].w[j] = rank & step ? turned[i].w[j] : v[i].w[j];
+        }
+    }
+}
+
+/* For any world size. `offset` in the slabs; rank 0's term may be the own one. */
+OH_FN oh_unit oh_pull_sum_any(const oh_args *a, oh_unit own, oh_u64 offset, oh_u32 dtype) {
+    oh_sum sum = oh_sum_of(a->rank ? oh_ld_unit(a->slabs[0] + offset) : own, dtype);
+    oh_u32 r;
+    OH_NO_UNROLL
+    for (r = 1; r < a->world; r++) {
+        oh_unit term = own;
+        if (r != a->rank) term = oh_ld_unit(a->slabs[r] + offset);
+        sum = oh_sum_add(sum, term, dtype);
+    }
+    return oh_sum_rounded(sum, dtype);
+}
+
+/* The sum of the units at one offset of all slabs, in rank order; the own one is given. */
+OH_FN oh_unit oh_pull_sum(const oh_args *a, oh_unit own, oh_u64 offset, oh_u32 dtype, oh_u32 world) {
+    const oh_u64 shift = oh_peer_shift(a, offset);
+    oh_unit v[OH_MAX_RANKS];
+    oh_sum sum;
+    oh_u32 k;
+    if (!world) return oh_pull_sum_any(a, own, offset, dtype);
+    v[0] = own;
+    OH_UNROLL
+    for (k = 1; k < world; k++) v[k] = oh_ld_unit(a->peers[k - 1].there + shift);
+    if (world > 2) oh_in_rank_order(v, a->rank, world); /* two terms commute */
+    sum = oh_sum_of(v[0], dtype);
+    OH_UNROLL
+    for (k = 1; k < world; k++) sum = oh_sum_add(sum, v[k], dtype);
+    return oh_sum_rounded(sum, dtype);
+}
+
+#endif

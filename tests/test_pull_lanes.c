@@ -1,0 +1,116 @@
+/* 1shot_pull and 2shot_pull with two and three lanes per rank under adverse scheduling
+ * (support/lanes.h): counters about to wrap and past 2^31 with signals never written, many chunks
+ * with one lane held back, any grid after any grid, all algorithms in turn on one communicator, a
+ * call on which ranks disagree. Also the program that tests/mutants builds from altered sources.
+ *
+ * test_pull_lanes [deadline in ms [calls in percent]] */
+/* labels: quick timeout=240 */
+#define LANES_HOST_PATHS
+#include "lanes.h"
+
+static unsigned deadline_ms = 60000, percent = 100;
+
+static size_t scaled(size_t calls) {
+    const size_t n = calls * percent / 100 / (HARNESS_SANITIZED ? 4 : 1);
+    return n < 12 ? 12 : n;
+}
+
+static const uint32_t grids[] = {2, 3, 5, 12, 16};
+static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_BFLOAT16, ONEHOP_FLOAT16};
+enum {
+    PUSH = 1 << LANES_PUSH,
+    HOST = 1 << LANES_HOST_1SHOT | 1 << LANES_HOST_2SHOT,
+    ONE = 1 << LANES_PULL_1SHOT,
+    TWO = 1 << LANES_PULL_2SHOT
+};
+
+/* Calls of any of `algorithms`, of at most `most` elements, one lane of one rank held back. */
+static void mixed(const char *what, int world, int lanes, unsigned algorithms, size_t most,
+                  uint32_t first_epoch, size_t count) {
+    lanes_group g;
+    lanes_call *calls = calloc(count, sizeof *calls);
+    uint64_t random = algorithms * 64u + (unsigned)(world * 4 + lanes);
+    for (size_t i = 0; i < count; i++) {
+        lanes_algorithm a;
+        do a = (lanes_algorithm)(random_next(&random) % 5);
+        while (!(algorithms >> a & 1u));
+        /* 1shot_push has not all types for all numbers of ranks here. */
+        calls[i] = (lanes_call){a,
+                                dtypes[random_next(&random) % (a == LANES_PUSH ? 2 : 3)],
+                                1 + random_next(&random) % most,
+                                grids[random_next(&random) % 5],
+                                i % 3 == 0,
+                                i % 4 ? INPUT_REAL : INPUT_MIXED,
+                                (int)(random_next(&random) % (uint64_t)world),
+                                (int)(random_next(&random) % (uint64_t)lanes),
+                                0};
+    }
+    lanes_open(&g, world, lanes, deadline_ms);
+    if (first_epoch) lanes_preset(&g, first_epoch);
+    lanes_run(&g, what, calls, count);
+    lanes_close(&g);
+    free(calls);
+}
+
+/* Chunks of 4 KiB, the last one short, the next call at once. */
+static void chunk_after_chunk(int world, int lanes, lanes_algorithm algorithm) {
+    lanes_group g;
+    const size_t count = scaled(48);
+    lanes_call *calls = calloc(count, sizeof *calls);
+    uint64_t random = 31;
+    for (size_t i = 0; i < count; i++) {
+        const size_t elements = 4200 + random_next(&random) % 12000;
+        calls[i] = (lanes_call){algorithm,
+                                ONEHOP_BFLOAT16,
+                                elements,
+                                3 + 9 * (i % 2),
+                                i % 3 == 0,
+                                INPUT_REAL,
+                                (int)(random_next(&random) % (uint64_t)world),
+                                (int)(random_next(&random) % (uint64_t)lanes),
+                                0};
+    }
+    lanes_open(&g, world, lanes, deadline_ms);
+    g.long_us = 500;
+    lanes_run(&g, "many chunks, one lane held back", calls, count);
+    lanes_close(&g);
+    free(calls);
+}
+
+static void ranks_disagree(int world, lanes_algorithm algorithm, size_t elements) {
+    lanes_group g;
+    lanes_call calls[3];
+    for (int i = 0; i < 3; i++)
+        calls[i] =
+            (lanes_call){algorithm, ONEHOP_BFLOAT16, elements, 3, false, INPUT_REAL, -1, -1, 0};
+    lanes_open(&g, world, 2, deadline_ms);
+    g.expect_mismatch = true;
+    lanes_run(&g, "ranks disagree", calls, 3);
+    lanes_close(&g);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1) deadline_ms = (unsigned)atoi(argv[1]);
+    if (argc > 2) percent = (unsigned)atoi(argv[2]);
+    watchdog(230);
+    for (int world = 2; world <= 4; world++) {
+        mixed("1shot_pull, any grid after any grid", world, 2, ONE, 1500, 0, scaled(120));
+        mixed("2shot_pull, any grid after any grid", world, 2, TWO, 1500, 0, scaled(120));
+        chunk_after_chunk(world, 2, LANES_PULL_1SHOT);
+        chunk_after_chunk(world, 2, LANES_PULL_2SHOT);
+        mixed("all algorithms in turn", world, 2, PUSH | HOST | ONE | TWO, 6000, 0, scaled(160));
+    }
+    mixed("all algorithms in turn", 3, 3, PUSH | HOST | ONE | TWO, 6000, 0, scaled(120));
+    mixed("1shot_pull and 2shot_pull", 7, 2, ONE | TWO, 3000, 0, scaled(60));
+    if (percent == 100) mixed("1shot_pull and 2shot_pull", 9, 2, ONE | TWO, 3000, 0, scaled(60));
+    for (int world = 2; world <= 3; world++) {
+        /* Nobody has signalled when calls count past 2^31; then through both wraps. */
+        mixed("signals never written", world, 2, ONE | TWO, 3000, 0x80000005u, 12);
+        mixed("counters about to wrap", world, 2, ONE | TWO, 3000, 0x7ffffffbu, 20);
+        mixed("counters about to wrap", world, 2, ONE | TWO, 3000, 0xfffffffbu, 20);
+    }
+    ranks_disagree(2, LANES_PULL_1SHOT, 300);
+    ranks_disagree(3, LANES_PULL_1SHOT, 9000);
+    ranks_disagree(3, LANES_PULL_2SHOT, 9000);
+    return 0;
+}
