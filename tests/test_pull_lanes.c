@@ -102,7 +102,8 @@ int main(int argc, char **argv) {
     }
     mixed("all algorithms in turn", 3, 3, PUSH | HOST | ONE | TWO, 6000, 0, scaled(120));
     mixed("1shot_pull and 2shot_pull", 7, 2, ONE | TWO, 3000, 0, scaled(60));
-    if (percent == 100) mixed("1shot_pull and 2shot_pull", 9, 2, ONE | TWO, 3000, 0, scaled(60));
+    mixed("bodies for any number of ranks", 5, 2, ONE | TWO, 3000, 0, scaled(60));
+    if (percent == 100) mixed("bodies for any number", 9, 2, ONE | TWO, 3000, 0, scaled(60));
     for (int world = 2; world <= 3; world++) {
         /* Nobody has signalled when calls count past 2^31; then through both wraps. */
         mixed("signals never written", world, 2, ONE | TWO, 3000, 0x80000005u, 12);

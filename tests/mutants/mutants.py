@@ -7,7 +7,8 @@ run on x86 can tell; the explorer covers it.
 
 PUSH, CALL = "kernels/push_1shot.h", "kernels/call.h"
 HOST, ONE, TWO = "kernels/host_path.h", "kernels/host_1shot.c", "kernels/host_2shot.c"
-LANES, PATHS = "test_lanes", "test_host_paths"
+PULL, PULL1, PULL2 = "kernels/pull.h", "kernels/pull_1shot.h", "kernels/pull_2shot.h"
+LANES, PATHS, PULLS = "test_lanes", "test_host_paths", "test_pull_lanes"
 
 MUTANTS = [
     ("single phase", LANES, PUSH,
@@ -96,4 +97,81 @@ MUTANTS = [
      "if (!oh_await_all(c, (oh_u32)(2 * chunk + 1))) return false;",
      "if (!oh_await_all(c, (oh_u32)(2 * chunk))) return false;",
      "a shard is reduced from data not yet staged"),
+    ("pull: a meeting without waiting", PULLS, PULL,
+     "dead = !oh_signal_await(", "dead = 0 && !oh_signal_await(",
+     "peers' memory is read before it is written"),
+    ("pull: one peer not waited for", PULLS, PULL,
+     "for (k = g.thread + 1; k < a->world && !dead; k += g.threads) {",
+     "for (k = g.thread + 1; k + 1 < a->world && !dead; k += g.threads) {",
+     "its memory is read before it is written"),
+    ("pull: step of any chunk", PULLS, PULL,
+     "((oh_u32)word == epoch && (oh_u32)(word >> 32) >= step)", "(oh_u32)word == epoch",
+     "from the second chunk on nobody waits"),
+    ("pull: a peer one call ahead is not understood", PULLS, PULL,
+     " || (oh_u32)word == OH_EPOCH_NEXT(epoch);", ";",
+     "a signal that was overtaken is waited for until the deadline"),
+    ("pull: a peer in a later chunk is not understood", PULLS, PULL,
+     ">= step)", "== step)",
+     "a signal that was overtaken is waited for until the deadline"),
+    ("pull: any later epoch", PULLS, PULL,
+     "(oh_u32)word == OH_EPOCH_NEXT(epoch);", "(oh_i32)((oh_u32)word - epoch) > 0;",
+     "past 2^31 calls a word never written passes for a signal"),
+    ("pull: signal of another block", PULLS, PULL,
+     "(oh_u64)block * OH_SIGNAL_BLOCK_BYTES", "(oh_u64)(block / 2) * OH_SIGNAL_BLOCK_BYTES",
+     "a block reads what another has not staged"),
+    ("pull: enter and exit in one word", PULLS, PULL,
+     "which * OH_SIGNAL_KIND_BYTES + 8 * writer", "8 * writer + 0 * which",
+     "the enter passes for the exit"),
+    ("pull: sums in rotated order", PULLS, PULL,
+     "if (world > 2) oh_in_rank_order(v, a->rank, world);", "",
+     "ranks add in different orders and differ in the last bit"),
+    ("pull: own value first, any number of ranks", PULLS, PULL,
+     "oh_sum_of(a->rank ? oh_ld_unit(a->slabs[0] + offset) : own, dtype);", "oh_sum_of(own, dtype);",
+     "rank 0 is forgotten and the own value counted twice"),
+    ("1shot_pull: half not alternating", PULLS, PULL1,
+     "(epoch & 1 ? a->planes.pull_bytes : 0) + ", "",
+     "the next call is staged over what a peer still reads"),
+    ("1shot_pull: half alternates per chunk", PULLS, PULL1,
+     "(epoch & 1 ? a->planes.pull_bytes : 0) + (chunk & 1 ? a->chunk_bytes : 0)",
+     "((epoch + chunk) & 1 ? a->planes.pull_bytes : 0)",
+     "after an even number of chunks the next call begins in the half just used"),
+    ("1shot_pull: one sub-slot fewer", PULLS, PULL1,
+     " + (chunk & 1 ? a->chunk_bytes : 0);", ";",
+     "a chunk is staged over the one that a peer still reads"),
+    ("1shot_pull: stage after signal", PULLS, PULL1,
+     """        OH_NO_UNROLL
+        for (; u < m.units; u += stride) oh_st_unit(here + (oh_u64)u * OH_UNIT_BYTES, oh_load_unit(&m, u, dtype));
+        c.dead = oh_meet(a, g, OH_SIGNAL_ENTER, c.epoch, chunk + 1);
+""",
+     """        c.dead = oh_meet(a, g, OH_SIGNAL_ENTER, c.epoch, chunk + 1);
+        OH_NO_UNROLL
+        for (; u < m.units; u += stride) oh_st_unit(here + (oh_u64)u * OH_UNIT_BYTES, oh_load_unit(&m, u, dtype));
+""",
+     "peers read what is not staged yet"),
+    ("2shot_pull: half not alternating", PULLS, PULL2,
+     "place = a->planes.pull + (c.phase ? a->planes.pull_bytes : 0);", "place = a->planes.pull;",
+     "a call after 1shot_pull stages over what a peer still reads"),
+    ("2shot_pull: stage after signal", PULLS, PULL2,
+     """        oh_2shot_copy(a, &p, 0, dtype, world);
+        c.dead = oh_meet(a, g, OH_SIGNAL_ENTER, c.epoch, chunk + 1);
+""",
+     """        c.dead = oh_meet(a, g, OH_SIGNAL_ENTER, c.epoch, chunk + 1);
+        oh_2shot_copy(a, &p, 0, dtype, world);
+""",
+     "peers read what is not staged yet"),
+    ("2shot_pull: no exit", PULLS, PULL2,
+     "c.dead = oh_meet(a, g, OH_SIGNAL_EXIT, c.epoch, chunk + 1);", "",
+     "shards are collected before they are reduced"),
+    ("2shot_pull: wrong owner of a shard", PULLS, PULL2,
+     "for (u = oh_shard_begin(p->shards, a->rank) + p->first;",
+     "for (u = oh_shard_begin(p->shards, a->world - 1 - a->rank) + p->first;",
+     "a rank reduces what was not staged for it"),
+    ("2shot_pull: shards of the chunk at hand", PULLS, PULL2,
+     "p.m = oh_message_of(a, dtype, chunk);",
+     "p.m = oh_message_of(a, dtype, chunk); p.shards = oh_shards_of(p.m.units, a->world);",
+     "in a short last chunk another block stages over what a peer's block still reads"),
+    ("2shot_pull: a sum not sent to one peer", PULLS, PULL2,
+     "for (k = 0; k + 1 < ranks; k++) oh_st_unit(a->peers[k].there + shift, sum);",
+     "for (k = 0; k + 2 < ranks; k++) oh_st_unit(a->peers[k].there + shift, sum);",
+     "one peer collects its own input"),
 ]
