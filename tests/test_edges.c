@@ -74,6 +74,7 @@ static void compare(own *o, onehop_algorithm algorithm, onehop_dtype dtype, size
     if (!in_place) guarded_check(&o->in, what);
     CHECK_OK(onehop_would_use(o->context, bytes, dtype, ONEHOP_SUM, ONEHOP_MODE_EAGER, in_place,
                               &choice));
+    CHECK_INT(ONEHOP_SOURCE_NONE, choice.source); /* pull algorithms are not chosen by themselves */
     if (algorithm) choice.algorithm = algorithm;
     CHECK_INT(before.calls_by[choice.algorithm] + 1, after.calls_by[choice.algorithm]);
 }
@@ -179,6 +180,27 @@ static void odd_addresses(onehop_t *context, int rank, int world, void *argument
     own_free(&o);
 }
 
+/* The one source there is, named or left open: the same call, so ranks may differ in that. */
+static void named_source(onehop_t *context, int rank, int world, void *argument) {
+    own o = own_make(context, rank, world, 4096);
+    onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
+    onehop_stats stats;
+    (void)argument;
+    for (int i = 0; i < 8; i++) {
+        void *in = guarded_place(&o.in, 4000, 0), *out = guarded_place(&o.out, 4000, 0);
+        call.algorithm = i % 2 ? ONEHOP_1SHOT_PULL : ONEHOP_2SHOT_PULL;
+        call.source = (i / 2 + rank) % 2 ? ONEHOP_SOURCE_WORKSPACE : ONEHOP_SOURCE_NONE;
+        input_fill(in, INPUT_REAL, (uint64_t)i, rank, 0, 1000, ONEHOP_FLOAT32);
+        CHECK_OK(onehop_all_reduce_with(context, in, out, 1000, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL));
+        reference_of_inputs(o.sum, INPUT_REAL, (uint64_t)i, world, 0, 1000, ONEHOP_FLOAT32);
+        expect_equal(o.sum, out, 1000, ONEHOP_FLOAT32, "named source");
+    }
+    CHECK_OK(onehop_get_stats(context, &stats));
+    CHECK_INT(4, stats.calls_by[ONEHOP_1SHOT_PULL]);
+    CHECK_INT(4, stats.calls_by[ONEHOP_2SHOT_PULL]);
+    own_free(&o);
+}
+
 /* ---- overlap --------------------------------------------------------------------------------- */
 static void overlaps(onehop_t *context, int rank, int world, void *argument) {
     enum {
@@ -230,6 +252,7 @@ int main(void) {
     for (int world = 2; world <= 16; world += world < 5 ? step : 4)
         ranks_run(RANKS_AS_THREADS, world, NULL, unit_sizes, NULL);
     ranks_run(RANKS_AS_PROCESSES, 16, NULL, unit_sizes, NULL);
+    ranks_run(RANKS_AS_THREADS, 2, NULL, named_source, NULL);
     ranks_run(RANKS_AS_THREADS, 3, NULL, overlaps, NULL);
     return 0;
 }

@@ -89,10 +89,14 @@ static void arguments_of_calls(void) {
     (memset((char *)&call + sizeof call.struct_size, 0, sizeof call - sizeof call.struct_size), call.field = (value), \
      onehop_all_reduce_with(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, s))
     REFUSED(ONEHOP_ERR_ALGORITHM, "(99) is not available on the host device", WITH(algorithm, (onehop_algorithm)99));
-    REFUSED(ONEHOP_ERR_ALGORITHM, "2shot_pull", WITH(algorithm, ONEHOP_2SHOT_PULL));
+    REFUSED(ONEHOP_ERR_ALGORITHM, "2shot_push", WITH(algorithm, ONEHOP_2SHOT_PUSH));
     REFUSED(ONEHOP_ERR_ALGORITHM, "nccl", WITH(algorithm, ONEHOP_NCCL));
     REFUSED(ONEHOP_ERR_ALGORITHM, "local_copy", WITH(algorithm, ONEHOP_LOCAL_COPY));
     REFUSED(ONEHOP_ERR_ALGORITHM, "source workspace", WITH(source, ONEHOP_SOURCE_WORKSPACE));
+    REFUSED(ONEHOP_ERR_ALGORITHM, "source graph (2) is not available",
+            WITH(algorithm, (call.source = ONEHOP_SOURCE_GRAPH, ONEHOP_1SHOT_PULL)));
+    REFUSED(ONEHOP_ERR_ALGORITHM, "source multicast (3) is not available",
+            WITH(algorithm, (call.source = ONEHOP_SOURCE_MULTICAST, ONEHOP_2SHOT_PULL)));
     REFUSED(ONEHOP_ERR_ALGORITHM, "takes 1..1 blocks here, found 5", WITH(blocks, 5));
     REFUSED(ONEHOP_ERR_ALGORITHM, "takes 1..1 threads", WITH(threads, 32));
     call.algorithm = ONEHOP_1SHOT_PUSH;
