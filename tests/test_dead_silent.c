@@ -21,6 +21,14 @@ static bool all_armed(const onehop_t *c, int r) {
     return true;
 }
 
+/* A region of rank `r`'s memory that only calls of this test would write. */
+static bool all_zero(const onehop_t *c, int r, uint64_t offset, size_t bytes) {
+    const unsigned char *p = (const unsigned char *)c->slabs[r].ptr + offset;
+    for (size_t i = 0; i < bytes; i++)
+        if (p[i]) return false;
+    return true;
+}
+
 static void dead_call(onehop_algorithm algorithm) {
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
@@ -43,6 +51,8 @@ static void dead_call(onehop_algorithm algorithm) {
     CHECK_OK(onehop_host_stream_synchronize(stream));
     CHECK(all_armed(c[1], 1));
     CHECK(said(c[1], 0) == 0);
+    CHECK(all_zero(c[1], 1, c[1]->planes.signals, c[1]->planes.max_blocks * OH_SIGNAL_BLOCK_BYTES));
+    CHECK(all_zero(c[1], 0, c[1]->planes.pull, 2 * c[1]->planes.pull_bytes));
     onehop_host_stream_destroy(stream);
     for (int r = 0; r < 2; r++) onehop_destroy(c[r]);
 }
@@ -52,5 +62,7 @@ int main(void) {
     dead_call(ONEHOP_1SHOT_PUSH);
     dead_call(ONEHOP_HOST_1SHOT);
     dead_call(ONEHOP_HOST_2SHOT);
+    dead_call(ONEHOP_1SHOT_PULL);
+    dead_call(ONEHOP_2SHOT_PULL);
     return 0;
 }

@@ -4,10 +4,10 @@
  * block b of the slab's owner: plain stores of {step, epoch}, steps of a call counted from 1. Two kinds, enter ("my
  * data is staged") and exit ("my results are stored"). A meeting of a block with the same block of every peer:
  *
- *   group_sync; st_release to each peer; spin relaxed on each peer's word, then one ld_acquire of it; group_any
+ *   group_any; st_release to each peer; spin relaxed on each peer's word, then one ld_acquire of it; group_any
  *
- * The release comes after group_sync, so it covers what all threads of the block stored and loaded before; the
- * acquire comes before group_any, so all threads see it. Only the last load acquires: on a GPU each acquire empties
+ * The release comes after the first barrier, so it covers what all threads of the block stored and loaded before; the
+ * acquire comes before the second, so all threads see it. Only the last load acquires: on a GPU each acquire empties
  * the L1, and would do so at every poll. Whatever of a peer's memory is read after a meeting was either never in that
  * L1 since the call began, or is thrown out of it by that one acquire.
  *
@@ -65,11 +65,13 @@ OH_FN oh_u32 oh_signal_await(const oh_args *a, oh_u64 p, oh_u32 what, oh_u32 epo
 }
 
 /* Meets the same block of every peer; reached by all threads of a block at one place. Thread t serves the (t+1)-th
- * next rank. Nonzero, for all threads alike: the communicator is dead. */
-OH_FN oh_u32 oh_meet(const oh_args *a, oh_grid g, oh_u32 which, oh_u32 epoch, oh_u32 step) {
+ * next rank. `dead` may differ from thread to thread (the mark in the epoch word may come between their loads of it): if
+ * any brings it, nothing is sent. Nonzero, for all threads alike: the communicator is dead. */
+OH_FN oh_u32 oh_meet(const oh_args *a, oh_grid g, oh_u32 which, oh_u32 epoch, oh_u32 step, oh_u32 dead) {
     const oh_u32 site = which == OH_SIGNAL_ENTER ? OH_SITE_PULL_ENTER : OH_SITE_PULL_EXIT;
-    oh_u32 k, dead = 0;
-    oh_group_sync();
+    oh_u32 k;
+    if (oh_group_any(dead)) return 1;
+    dead = 0;
     OH_NO_UNROLL
     for (k = g.thread + 1; k < a->world; k += g.threads)
         oh_st_release_sys_u64(oh_signal_address(a, g.block, which, a->rank, oh_next_rank(a, k)),

@@ -34,7 +34,8 @@ OH_FN oh_u64 oh_pull_1shot_place(const oh_args *a, oh_u32 epoch, oh_u32 chunk) {
 }
 
 /* The kernel. `world` 0: the generic instance. The last block carries the signature. The first unit is loaded together
- * with the epoch, which says where to stage it. */
+ * with the epoch, which says where to stage it. A dead communicator's calls stage nothing: a peer may still read what
+ * an earlier call staged there. */
 OH_FN void oh_pull_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_u32 stride = (g.blocks - 1) * g.threads, first = g.block * g.threads + g.thread;
     oh_u64 in = a->in + (oh_u64)first * OH_UNIT_BYTES, epoch_word = oh_epoch_word(a, g.block);
@@ -48,17 +49,18 @@ OH_FN void oh_pull_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
     }
     if (first < a->whole) own = oh_ld_unit(in);
     c = oh_call_begin(epoch_word);
-    if (first < a->whole) {
+    if (first < a->whole && !c.dead) {
         oh_st_unit(oh_own_address(a, oh_pull_1shot_place(a, c.epoch, 0)) + (oh_u64)first * OH_UNIT_BYTES, own);
         u += stride;
     }
     OH_NO_UNROLL
-    for (chunk = 0; chunk < a->chunks && !c.dead; chunk++) {
+    for (chunk = 0; chunk < a->chunks; chunk++) {
         const oh_message m = oh_message_of(a, dtype, chunk);
         const oh_u64 place = oh_pull_1shot_place(a, c.epoch, chunk), here = oh_own_address(a, place);
         OH_NO_UNROLL
-        for (; u < m.units; u += stride) oh_st_unit(here + (oh_u64)u * OH_UNIT_BYTES, oh_load_unit(&m, u, dtype));
-        c.dead = oh_meet(a, g, OH_SIGNAL_ENTER, c.epoch, chunk + 1);
+        for (; u < m.units && !c.dead; u += stride)
+            oh_st_unit(here + (oh_u64)u * OH_UNIT_BYTES, oh_load_unit(&m, u, dtype));
+        c.dead = oh_meet(a, g, OH_SIGNAL_ENTER, c.epoch, chunk + 1, c.dead);
         if (a->early_trigger) oh_pdl_trigger();
         if (c.dead) break;
         OH_NO_UNROLL

@@ -151,14 +151,14 @@ OH_FN void oh_pull_2shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
     p.first = g.block * g.threads + g.thread;
     p.stride = (g.blocks - 1) * g.threads;
     OH_NO_UNROLL
-    for (chunk = 0; chunk < a->chunks && !c.dead; chunk++) {
+    for (chunk = 0; chunk < a->chunks; chunk++) {
         p.m = oh_message_of(a, dtype, chunk);
-        oh_2shot_copy(a, &p, 0, dtype, world);
-        c.dead = oh_meet(a, g, OH_SIGNAL_ENTER, c.epoch, chunk + 1);
+        if (!c.dead) oh_2shot_copy(a, &p, 0, dtype, world);
+        c.dead = oh_meet(a, g, OH_SIGNAL_ENTER, c.epoch, chunk + 1, c.dead);
         if (a->early_trigger) oh_pdl_trigger();
         if (c.dead) break;
         oh_2shot_reduce(a, &p, place, dtype, world);
-        c.dead = oh_meet(a, g, OH_SIGNAL_EXIT, c.epoch, chunk + 1);
+        c.dead = oh_meet(a, g, OH_SIGNAL_EXIT, c.epoch, chunk + 1, 0);
         if (c.dead) break;
         oh_2shot_copy(a, &p, 1, dtype, world);
     }

@@ -140,27 +140,29 @@ MUTANTS = [
      "a chunk is staged over the one that a peer still reads"),
     ("1shot_pull: stage after signal", PULLS, PULL1,
      """        OH_NO_UNROLL
-        for (; u < m.units; u += stride) oh_st_unit(here + (oh_u64)u * OH_UNIT_BYTES, oh_load_unit(&m, u, dtype));
-        c.dead = oh_meet(a, g, OH_SIGNAL_ENTER, c.epoch, chunk + 1);
+        for (; u < m.units && !c.dead; u += stride)
+            oh_st_unit(here + (oh_u64)u * OH_UNIT_BYTES, oh_load_unit(&m, u, dtype));
+        c.dead = oh_meet(a, g, OH_SIGNAL_ENTER, c.epoch, chunk + 1, c.dead);
 """,
-     """        c.dead = oh_meet(a, g, OH_SIGNAL_ENTER, c.epoch, chunk + 1);
+     """        c.dead = oh_meet(a, g, OH_SIGNAL_ENTER, c.epoch, chunk + 1, c.dead);
         OH_NO_UNROLL
-        for (; u < m.units; u += stride) oh_st_unit(here + (oh_u64)u * OH_UNIT_BYTES, oh_load_unit(&m, u, dtype));
+        for (; u < m.units && !c.dead; u += stride)
+            oh_st_unit(here + (oh_u64)u * OH_UNIT_BYTES, oh_load_unit(&m, u, dtype));
 """,
      "peers read what is not staged yet"),
     ("2shot_pull: half not alternating", PULLS, PULL2,
      "place = a->planes.pull + (c.phase ? a->planes.pull_bytes : 0);", "place = a->planes.pull;",
      "a call after 1shot_pull stages over what a peer still reads"),
     ("2shot_pull: stage after signal", PULLS, PULL2,
-     """        oh_2shot_copy(a, &p, 0, dtype, world);
-        c.dead = oh_meet(a, g, OH_SIGNAL_ENTER, c.epoch, chunk + 1);
+     """        if (!c.dead) oh_2shot_copy(a, &p, 0, dtype, world);
+        c.dead = oh_meet(a, g, OH_SIGNAL_ENTER, c.epoch, chunk + 1, c.dead);
 """,
-     """        c.dead = oh_meet(a, g, OH_SIGNAL_ENTER, c.epoch, chunk + 1);
-        oh_2shot_copy(a, &p, 0, dtype, world);
+     """        c.dead = oh_meet(a, g, OH_SIGNAL_ENTER, c.epoch, chunk + 1, c.dead);
+        if (!c.dead) oh_2shot_copy(a, &p, 0, dtype, world);
 """,
      "peers read what is not staged yet"),
     ("2shot_pull: no exit", PULLS, PULL2,
-     "c.dead = oh_meet(a, g, OH_SIGNAL_EXIT, c.epoch, chunk + 1);", "",
+     "c.dead = oh_meet(a, g, OH_SIGNAL_EXIT, c.epoch, chunk + 1, 0);", "",
      "shards are collected before they are reduced"),
     ("2shot_pull: wrong owner of a shard", PULLS, PULL2,
      "for (u = oh_shard_begin(p->shards, a->rank) + p->first;",
