@@ -129,8 +129,9 @@ static void make_call(gpu_bench *b, const gpu_call *c, size_t place, const gpu_h
     onehop_call named = ONEHOP_CONFIG_INIT(onehop_call);
     named.blocks = c->blocks;
     named.threads = c->threads;
+    named.algorithm = c->algorithm;
     if (c->slow_us && c->slow_rank == r->rank) gpu_spin_later(r, c->slow_us, stream);
-    if (c->blocks || c->threads)
+    if (c->blocks || c->threads || c->algorithm)
         CHECK_OK(onehop_all_reduce_with(r->context, in, out, c->count, b->data->dtype, ONEHOP_SUM, &named, stream));
     else
         CHECK_OK(onehop_all_reduce(r->context, in, out, c->count, b->data->dtype, ONEHOP_SUM, stream));

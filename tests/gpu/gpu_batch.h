@@ -36,6 +36,7 @@ typedef struct gpu_call {
     int slow_rank;            /* its stream is busy for slow_us before the call */
     unsigned slow_us;
     bool second; /* on the rank's second stream */
+    onehop_algorithm algorithm;
 } gpu_call;
 
 /* One rank's memory for batches. */

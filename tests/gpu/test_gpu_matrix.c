@@ -101,6 +101,26 @@ static void load(gpu_bench *benches, gpu_rank *ranks, int here, job *j, onehop_d
     for (int i = 0; i < here; i++) gpu_bench_load(&benches[i]);
 }
 
+/* Every fourth of the calls through a named algorithm; the fourth moves with the algorithm. */
+static void compare_named(gpu_rank *ranks, int here, gpu_bench *benches, job *j, const gpu_call *calls, size_t count,
+                          bool graph) {
+    static const onehop_algorithm pulls[] = {ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
+    gpu_call *some = calloc(count + 1, sizeof *some);
+    CHECK(some != NULL);
+    for (size_t a = 0; a < 2; a++) {
+        size_t n = 0;
+        for (size_t i = a; i < count; i += 4) {
+            some[n] = calls[i];
+            some[n++].algorithm = pulls[a];
+        }
+        compare_calls(ranks, here, benches, j, onehop_algorithm_name(pulls[a]), some, n, graph);
+        /* And after one another. */
+        for (size_t i = 0; i < n; i++) some[i].algorithm = (i + a) % 3 == 2 ? ONEHOP_1SHOT_PUSH : pulls[(i + a) % 3 % 2];
+        compare_calls(ranks, here, benches, j, "algorithms in turn", some, n, graph);
+    }
+    free(some);
+}
+
 static void small_messages(gpu_rank *ranks, int here, void *argument) {
     job *j = argument;
     gpu_bench benches[ONEHOP_MAX_RANKS];
@@ -112,8 +132,10 @@ static void small_messages(gpu_rank *ranks, int here, void *argument) {
         for (int graph = 0; graph < 2; graph++) {
             size_t n = choose_calls(calls, ranks[0].world, dtypes[d], graph, j->brief);
             compare_calls(ranks, here, benches, j, "small messages", calls, n, graph);
+            compare_named(ranks, here, benches, j, calls, n, graph);
             n = j->brief ? 0 : choose_chunked(calls, dtypes[d]);
             if (n) compare_calls(ranks, here, benches, j, "chunks", calls, n, graph);
+            if (n) compare_named(ranks, here, benches, j, calls, n, graph);
         }
     }
     close_benches(benches, here);
@@ -130,6 +152,9 @@ static void large_messages(gpu_rank *ranks, int here, void *argument) {
         load(benches, ranks, here, j, dtypes[d], MOST + SLACK);
         for (int graph = 0; graph < 2; graph++)
             compare_calls(ranks, here, benches, j, "1 MiB + 3 elements", calls, n, graph);
+        for (size_t i = 0; i < n; i++) calls[i].algorithm = i % 2 ? ONEHOP_1SHOT_PULL : ONEHOP_2SHOT_PULL;
+        compare_calls(ranks, here, benches, j, "1 MiB + 3 elements, pulled", calls, n, d % 2);
+        for (size_t i = 0; i < n; i++) calls[i].algorithm = ONEHOP_ALGORITHM_AUTO;
     }
     close_benches(benches, here);
 }
