@@ -1,6 +1,7 @@
 /* Sizes and addresses at every edge: one element below, at and above each limit of each algorithm;
- * counts 1..2W, sizes of 1..257 bytes and of 1..20W units; pointers off by 0..15 bytes, otherwise on each rank; in
- * place, out of place, touching, and the overlap that is refused. Guard bytes around every output.
+ * counts 1..2W, sizes of 1..257 bytes and of 1..20W units; pointers off by 0..15 bytes, otherwise
+ * on each rank; in place, out of place, touching, and the overlap that is refused. Guard bytes
+ * around every output.
  */
 /* labels: quick timeout=240 */
 #include "harness.h"
@@ -12,8 +13,8 @@
 #define MOST_BYTES ((size_t)3 << 20)
 
 static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT,
-                                              ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH,
-                                              ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
+                                              ONEHOP_HOST_2SHOT,     ONEHOP_1SHOT_PUSH,
+                                              ONEHOP_1SHOT_PULL,     ONEHOP_2SHOT_PULL};
 #define ALGORITHMS (int)(sizeof algorithms / sizeof *algorithms)
 static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
 
@@ -153,12 +154,14 @@ static void unit_sizes(onehop_t *context, int rank, int world, void *argument) {
     (void)argument;
     for (int a = 0; a < 2; a++)
         for (int d = 0; d < 3; d++)
-            for (size_t units = 1 + (size_t)(a + d) % step; units <= 20 * (size_t)world; units += step) {
+            for (size_t units = 1 + (size_t)(a + d) % step; units <= 20 * (size_t)world;
+                 units += step) {
                 const size_t whole = units * 16 / reference_element_bytes(dtypes[d]);
                 compare(&o, two[a], dtypes[d], whole - units % 3, 0, 0, units % 2);
             }
     /* About the size from which shards are whole lines. */
-    for (size_t units = 64 * (size_t)world - 9; units <= 64 * (size_t)world + 9 && units <= 1000; units += 3)
+    for (size_t units = 64 * (size_t)world - 9; units <= 64 * (size_t)world + 9 && units <= 1000;
+         units += 3)
         compare(&o, ONEHOP_2SHOT_PULL, ONEHOP_BFLOAT16, units * 8 - 1, 0, 0, units % 2);
     own_free(&o);
 }
@@ -191,7 +194,8 @@ static void named_source(onehop_t *context, int rank, int world, void *argument)
         call.algorithm = i % 2 ? ONEHOP_1SHOT_PULL : ONEHOP_2SHOT_PULL;
         call.source = (i / 2 + rank) % 2 ? ONEHOP_SOURCE_WORKSPACE : ONEHOP_SOURCE_NONE;
         input_fill(in, INPUT_REAL, (uint64_t)i, rank, 0, 1000, ONEHOP_FLOAT32);
-        CHECK_OK(onehop_all_reduce_with(context, in, out, 1000, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL));
+        CHECK_OK(onehop_all_reduce_with(context, in, out, 1000, ONEHOP_FLOAT32, ONEHOP_SUM, &call,
+                                        NULL));
         reference_of_inputs(o.sum, INPUT_REAL, (uint64_t)i, world, 0, 1000, ONEHOP_FLOAT32);
         expect_equal(o.sum, out, 1000, ONEHOP_FLOAT32, "named source");
     }

@@ -386,10 +386,10 @@ static void lanes_verify(lanes_rank *own, size_t index) {
 /* Holds are spread over the stores of the call; a lane that is held back has many more. */
 static void lanes_set_chaos(const lanes_group *g, const lanes_call *c, bool held) {
     const size_t words = (c->count * reference_element_bytes(c->dtype) + 15) / 4;
-    const size_t stores =
-        lanes_is_host_path(c->algorithm)   ? 4
-        : c->algorithm == LANES_PUSH ? 2 * words * (size_t)(g->world - 1) / (size_t)g->lanes
-                                     : words / 4 * (size_t)(g->world + 3) / (size_t)g->lanes;
+    const size_t stores = lanes_is_host_path(c->algorithm) ? 4
+                          : c->algorithm == LANES_PUSH
+                              ? 2 * words * (size_t)(g->world - 1) / (size_t)g->lanes
+                              : words / 4 * (size_t)(g->world + 3) / (size_t)g->lanes;
     chaos_here.left = held ? 6 * g->holds : g->holds;
     chaos_here.mask = 0;
     while (2 * (size_t)(chaos_here.mask + 1) * chaos_here.left <= stores)
