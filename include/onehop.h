@@ -11,7 +11,7 @@
  *
  * Rules that hold for every call below unless its comment says otherwise:
  *   - Functions that can fail return onehop_result: 0 is success, negative is an error. The calling
- *     thread's sentence about the last error is onehop_last_error(). Outputs (`*_out`) come last and
+ *     thread's sentence about the last error is onehop_last_error(). Outputs (`*_out`) come last
  *     are written only on success.
  *   - Config structs begin with struct_size; set it to sizeof the struct (ONEHOP_CONFIG_INIT does)
  *     and leave every other byte zero: zero means "default" for each field that says so.
@@ -57,7 +57,7 @@ ONEHOP_API int onehop_version(void);
 
 /* Every result there is: X(name, value, text). The values are pinned; new ones are only added.
  *   -1xx  the caller's argument or order of calls; nothing was changed, the object is still good
- *   -2xx  the environment: machine, peers at start-up, memory; may be retried, nothing is left behind
+ *   -2xx  the environment: machine, peers at start-up, memory; may be retried, nothing is left
  *   -3xx  the communicator is dead: every later call on it returns the same error; destroy it
  *   -4xx  a fault of onehop itself */
 #define ONEHOP_RESULTS(X)                                                                          \
@@ -98,7 +98,7 @@ typedef enum onehop_result {
 #define ONEHOP_RESULT_ENUM(name, value, text) name = value,
     ONEHOP_RESULTS(ONEHOP_RESULT_ENUM)
 #undef ONEHOP_RESULT_ENUM
-        ONEHOP_RESULT_FORCE_INT = 0x7fffffff
+    ONEHOP_RESULT_FORCE_INT = 0x7fffffff
 } onehop_result;
 
 /* "ONEHOP_ERR_TIMEOUT" and the table's text for a result; "unknown result" for any other value.
@@ -108,7 +108,8 @@ ONEHOP_API const char *onehop_result_text(onehop_result result);
 
 /* The calling thread's last error as a sentence: what was expected, what was found, which rank.
  * Empty string if no call of this thread has failed. Owned by the library and valid until the
- * thread's next failing call. Set when the error is decided; successful calls leave it. Since 0.1. */
+ * thread's next failing call. Set when the error is decided; successful calls leave it. Since 0.1.
+ * */
 ONEHOP_API const char *onehop_last_error(void);
 
 /* ---- types --------------------------------------------------------------------------------- */
@@ -127,9 +128,10 @@ typedef enum onehop_dtype {
     ONEHOP_BFLOAT16 = 3, /* upper half of binary32, 2 bytes */
 } onehop_dtype;
 
-/* Reductions. A sum is formed in fp32 in rank order 0..W-1, starting from rank 0's value, and rounded
- * once to the data type (nearest even). Hence the same bits on every rank, for every algorithm of
- * onehop and every message size. A NaN result is the canonical NaN 0x7FFF or 0x7FFFFFFF. */
+/* Reductions. A sum is formed in fp32 in rank order 0..W-1, starting from rank 0's value, and
+ * rounded once to the data type (nearest even). Hence the same bits on every rank, for every
+ * algorithm of onehop and every message size. A NaN result is the canonical NaN 0x7FFF or
+ * 0x7FFFFFFF. */
 typedef enum onehop_op {
     ONEHOP_SUM = 1,
 } onehop_op;
@@ -137,7 +139,8 @@ typedef enum onehop_op {
 typedef enum onehop_device_kind {
     ONEHOP_DEVICE_AUTO = 0, /* CUDA if a GPU can be used, else the host */
     ONEHOP_DEVICE_CUDA = 1, /* NVIDIA GPUs; the driver is opened at run time */
-    ONEHOP_DEVICE_HOST = 2, /* ranks are processes or threads of a CPU machine, over shared memory */
+    ONEHOP_DEVICE_HOST =
+        2, /* ranks are processes or threads of a CPU machine, over shared memory */
 } onehop_device_kind;
 
 /* Where a rank computes. `ordinal` is read only with kind ONEHOP_DEVICE_CUDA (the driver's order,
@@ -184,8 +187,7 @@ template <class T> inline T onehop_config_init_() {
 }
 }
 #else
-#define ONEHOP_CONFIG_INIT(type)                                                                   \
-    { .struct_size = sizeof(type) }
+#define ONEHOP_CONFIG_INIT(type) {.struct_size = sizeof(type)}
 #endif
 
 /* "1shot_push" and so on for an algorithm, "graph" for a source, "bfloat16" for a type, "sum" for a
@@ -211,8 +213,8 @@ typedef enum onehop_log_level {
 typedef void (*onehop_log_fn)(void *user, onehop_log_level level, const char *line);
 
 /* Sends the library's log lines to `log` instead of stderr; NULL restores stderr. Lines above the
- * level of the environment variable ONEHOP_LOG (default warn) are not made. Nothing is logged on the
- * launch path. The call waits until no other thread is inside the old function. Any thread.
+ * level of the environment variable ONEHOP_LOG (default warn) are not made. Nothing is logged on
+ * the launch path. The call waits until no other thread is inside the old function. Any thread.
  * Since 0.1. */
 ONEHOP_API void onehop_set_log(onehop_log_fn log, void *user);
 
@@ -227,7 +229,8 @@ typedef struct onehop_group onehop_group;
 typedef int (*onehop_allgather_fn)(void *user, const void *send, void *recv, size_t bytes);
 
 /* Optional companion: every rank gives one descriptor (-1 for none) and receives in `fds_out`
- * [world_size] a new descriptor for each rank's, which the library then owns. Returns 0 on success. */
+ * [world_size] a new descriptor for each rank's, which the library then owns. Returns 0 on success.
+ * */
 typedef int (*onehop_pass_fd_fn)(void *user, int fd, int *fds_out);
 
 typedef struct onehop_group_config {
@@ -236,9 +239,9 @@ typedef struct onehop_group_config {
      * variables RANK and WORLD_SIZE, as torchrun sets them. */
     int rank;
     int world_size;
-    /* Ranks that give equal names are one group; any length, nothing on disk. NULL takes ONEHOP_NAME,
-     * else MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RUN_ID together. Read only if allgather is NULL.
-     * Names are per user and do not cross network namespaces. */
+    /* Ranks that give equal names are one group; any length, nothing on disk. NULL takes
+     * ONEHOP_NAME, else MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RUN_ID together. Read only if
+     * allgather is NULL. Names are per user and do not cross network namespaces. */
     const char *name;
     /* Instead of a name; both stay valid until onehop_group_close. */
     onehop_allgather_fn allgather;
@@ -265,20 +268,23 @@ ONEHOP_API void onehop_group_close(onehop_group *group);
 ONEHOP_API int onehop_group_rank(const onehop_group *group);
 ONEHOP_API int onehop_group_size(const onehop_group *group);
 
-/* Collective all-gather of `bytes` (at most 16 MiB, the same on all ranks) through the group; `recv`
- * holds world_size * bytes. For callers that bring their own storage and need to exchange handles.
- * A group belongs to the process that opened it: a forked child may only close it. After a failure other than
- * NULL and ARGUMENT the group is broken and must be closed. Errors: NULL, ARGUMENT, STATE (forked),
- * MISSING_PEER (deadline), PEER_LOST, DISAGREEMENT (sizes differ), SYSTEM. Since 0.1. */
+/* Collective all-gather of `bytes` (at most 16 MiB, the same on all ranks) through the group;
+ * `recv` holds world_size * bytes. For callers that bring their own storage and need to exchange
+ * handles. A group belongs to the process that opened it: a forked child may only close it. After a
+ * failure other than NULL and ARGUMENT the group is broken and must be closed. Errors: NULL,
+ * ARGUMENT, STATE (forked), MISSING_PEER (deadline), PEER_LOST, DISAGREEMENT (sizes differ),
+ * SYSTEM. Since 0.1. */
 ONEHOP_API onehop_result onehop_group_allgather(onehop_group *group, const void *send, void *recv,
                                                 size_t bytes);
 
-/* Collective: returns after all ranks have called it. Errors as onehop_group_allgather. Since 0.1. */
+/* Collective: returns after all ranks have called it. Errors as onehop_group_allgather. Since 0.1.
+ * */
 ONEHOP_API onehop_result onehop_group_barrier(onehop_group *group);
 
 #ifdef ONEHOP_EXPERIMENTAL
 /* EXPERIMENTAL, may change. Collective over the ranks that stay: a new group without the `count`
- * ranks in `lost`. The old group stays open and must be closed. This version returns UNSUPPORTED. */
+ * ranks in `lost`. The old group stays open and must be closed. This version returns UNSUPPORTED.
+ * */
 ONEHOP_API onehop_result onehop_group_shrink(onehop_group *group, const int *lost, int count,
                                              onehop_group **group_out);
 #endif
@@ -287,8 +293,8 @@ ONEHOP_API onehop_result onehop_group_shrink(onehop_group *group, const int *los
 
 /* `bytes` of zeroed memory on `device` that peers can map, so that captured calls read and write it
  * without a copy. On the host it is memory of a sealed memfd. Aligned to a page at least. Not
- * collective. Kind AUTO chooses as onehop_create does. Errors: NULL, ARGUMENT (0 bytes), ENVIRONMENT, NO_DEVICE,
- * UNSUPPORTED, MEMORY, DRIVER, SYSTEM. Since 0.1. */
+ * collective. Kind AUTO chooses as onehop_create does. Errors: NULL, ARGUMENT (0 bytes),
+ * ENVIRONMENT, NO_DEVICE, UNSUPPORTED, MEMORY, DRIVER, SYSTEM. Since 0.1. */
 ONEHOP_API onehop_result onehop_mem_alloc(onehop_device device, size_t bytes, void **ptr_out);
 
 /* Frees what onehop_mem_alloc returned; no call that uses the memory may be in flight. */
@@ -297,9 +303,9 @@ ONEHOP_API void onehop_mem_free(void *ptr);
 /* One zeroed allocation per rank, each mapped by all ranks of the group. */
 typedef struct onehop_symmetric onehop_symmetric;
 
-/* Collective; `bytes` equal on all ranks, rounded up to the device's granularity. Succeeds on all ranks or
- * fails on all. Errors: NULL, ARGUMENT, NO_DEVICE, UNSUPPORTED, MEMORY, DISAGREEMENT, PEER_FAILED,
- * DRIVER, SYSTEM. Since 0.1. */
+/* Collective; `bytes` equal on all ranks, rounded up to the device's granularity. Succeeds on all
+ * ranks or fails on all. Errors: NULL, ARGUMENT, NO_DEVICE, UNSUPPORTED, MEMORY, DISAGREEMENT,
+ * PEER_FAILED, DRIVER, SYSTEM. Since 0.1. */
 ONEHOP_API onehop_result onehop_symmetric_alloc(onehop_group *group, onehop_device device,
                                                 size_t bytes, onehop_symmetric **symmetric_out);
 
@@ -319,13 +325,15 @@ typedef struct onehop_layout_config {
     int world_size;
     /* Bytes of one push slot: what a rank may send to one peer in one piece; longer messages go in
      * chunks. A multiple of 4096, at most 4 GiB / (2 * world_size). Default: min(16 MiB, 64 MiB /
-     * (2 world_size)) on CUDA, min(1 MiB, 4 MiB / (2 world_size)) on the host, rounded down to 4096. */
+     * (2 world_size)) on CUDA, min(1 MiB, 4 MiB / (2 world_size)) on the host, rounded down to
+     * 4096. */
     size_t push_bytes;
-    /* Bytes of one half of the pull buffer (on the host: of the area a rank publishes in). A multiple
-     * of 4096. Default: 16 MiB on CUDA, 1 MiB on the host. */
+    /* Bytes of one half of the pull buffer (on the host: of the area a rank publishes in). A
+     * multiple of 4096. Default: 16 MiB on CUDA, 1 MiB on the host. */
     size_t pull_bytes;
-    /* Largest grid of any call; all its blocks must fit on the smallest rank's device at once. Default: 64 on CUDA (long
-     * messages want one per multiprocessor, divided by the ranks on a GPU), 16 on the host. At most 1024. */
+    /* Largest grid of any call; all its blocks must fit on the smallest rank's device at once.
+     * Default: 64 on CUDA (long messages want one per multiprocessor, divided by the ranks on a
+     * GPU), 16 on the host. At most 1024. */
     uint32_t max_blocks;
     /* Rows of the table of captured inputs. Default 4096 on CUDA, 256 on the host. */
     uint32_t max_rows;
@@ -334,8 +342,9 @@ typedef struct onehop_layout_config {
 typedef struct onehop_layout {
     size_t symmetric_bytes; /* per rank, mapped by all ranks; aligned to 4096 */
     size_t local_bytes;     /* per rank, device memory of this rank alone; aligned to 256 */
-    size_t host_bytes;      /* per rank, host memory that the device can read and write; aligned to 256 */
-    size_t push_bytes;      /* the values in force, after defaults */
+    size_t
+        host_bytes; /* per rank, host memory that the device can read and write; aligned to 256 */
+    size_t push_bytes; /* the values in force, after defaults */
     size_t pull_bytes;
     uint32_t max_blocks;
     uint32_t max_rows;
@@ -347,8 +356,8 @@ ONEHOP_API onehop_result onehop_layout_get(const onehop_layout_config *config,
                                            onehop_layout *layout_out);
 
 /* Bits of the field `flags` of onehop_comm_config and onehop_config. Equal on all ranks. */
-/* CUDA: let the next kernel of the stream start once this call has pushed its data. Your promise that
- * nothing else that spins (another communicator, NCCL) can be in flight on this GPU. */
+/* CUDA: let the next kernel of the stream start once this call has pushed its data. Your promise
+ * that nothing else that spins (another communicator, NCCL) can be in flight on this GPU. */
 #define ONEHOP_FLAG_EARLY_TRIGGER 1u
 /* CUDA: several processes on one GPU are time-sliced, milliseconds a call; refused without this. */
 #define ONEHOP_FLAG_SHARE_GPU 2u
@@ -360,43 +369,45 @@ typedef struct onehop_comm_config {
     onehop_device device; /* kind CUDA or HOST */
     int rank;
     int world_size;
-    const onehop_layout_config *layout;   /* as given to onehop_layout_get; read during the call only */
-    void *symmetric[ONEHOP_MAX_RANKS];    /* address here of each rank's slab, own included */
-    void *local;                          /* local_bytes */
-    void *host;                           /* host_bytes */
-    uint32_t ranks_per_device;            /* most ranks that share a GPU; 0: 1 */
-    uint32_t timeout_ms;                  /* deadline of a call; 0: ONEHOP_TIMEOUT_MS or 300000 */
-    uint32_t flags;                       /* ONEHOP_FLAG_* */
-    uint32_t reserved;                    /* 0 */
+    const onehop_layout_config
+        *layout; /* as given to onehop_layout_get; read during the call only */
+    void *symmetric[ONEHOP_MAX_RANKS]; /* address here of each rank's slab, own included */
+    void *local;                       /* local_bytes */
+    void *host;                        /* host_bytes */
+    uint32_t ranks_per_device;         /* most ranks that share a GPU; 0: 1 */
+    uint32_t timeout_ms;               /* deadline of a call; 0: ONEHOP_TIMEOUT_MS or 300000 */
+    uint32_t flags;                    /* ONEHOP_FLAG_* */
+    uint32_t reserved;                 /* 0 */
 } onehop_comm_config;
 
-/* Initialises one rank's memory: push slots to 0xFF, all words that a call looks at before it writes them to zero. To be
- * called by every
- * rank on its own memory, once, and followed by a barrier of the caller's before the first call of any
- * rank. Blocks until the memory is written. Memory of a communicator that died must not be armed
- * again: allocate anew. Errors: NULL, STRUCT_SIZE, ARGUMENT, WORLD_SIZE, ALIGNMENT, NO_DEVICE, DRIVER.
- * Since 0.1. */
-ONEHOP_API onehop_result onehop_storage_arm(const onehop_layout_config *config, onehop_device device,
-                                            void *symmetric, void *local, void *host);
+/* Initialises one rank's memory: push slots to 0xFF, all words that a call looks at before it
+ * writes them to zero. To be called by every rank on its own memory, once, and followed by a
+ * barrier of the caller's before the first call of any rank. Blocks until the memory is written.
+ * Memory of a communicator that died must not be armed again: allocate anew. Errors: NULL,
+ * STRUCT_SIZE, ARGUMENT, WORLD_SIZE, ALIGNMENT, NO_DEVICE, DRIVER. Since 0.1. */
+ONEHOP_API onehop_result onehop_storage_arm(const onehop_layout_config *config,
+                                            onehop_device device, void *symmetric, void *local,
+                                            void *host);
 
-/* A communicator over armed memory, which the caller owns and keeps until after the destroy and until all ranks' calls
- * have ended: peers read it. Allocates no device memory and exchanges nothing. Without a group the loss of a peer shows by the deadline.
- * Errors: NULL, STRUCT_SIZE, ARGUMENT, RANK, WORLD_SIZE, ALIGNMENT, NO_DEVICE, UNSUPPORTED, MEMORY,
- * DRIVER. Since 0.1. */
+/* A communicator over armed memory, which the caller owns and keeps until after the destroy and
+ * until all ranks' calls have ended: peers read it. Allocates no device memory and exchanges
+ * nothing. Without a group the loss of a peer shows by the deadline. Errors: NULL, STRUCT_SIZE,
+ * ARGUMENT, RANK, WORLD_SIZE, ALIGNMENT, NO_DEVICE, UNSUPPORTED, MEMORY, DRIVER. Since 0.1. */
 ONEHOP_API onehop_result onehop_comm_create(const onehop_comm_config *config,
                                             onehop_comm **comm_out);
 
 /* Local. Calls in flight must have ended (see onehop_synchronize) or the communicator be dead. */
 ONEHOP_API void onehop_comm_destroy(onehop_comm *comm);
 
-/* How one call is to be done. Zero fields are chosen by onehop from values that are equal on all ranks. All
- * ranks must pass the same values. */
+/* How one call is to be done. Zero fields are chosen by onehop from values that are equal on all
+ * ranks. All ranks must pass the same values. */
 typedef struct onehop_call {
     size_t struct_size;
     onehop_algorithm algorithm;
     onehop_source source;
-    uint32_t blocks;  /* grid: 1..max_blocks, the signature's block included */
-    uint32_t threads; /* threads per block, CUDA: a multiple of 32 to 1024, to 512 for 6 to 8 ranks; host: 1 */
+    uint32_t blocks; /* grid: 1..max_blocks, the signature's block included */
+    /* Threads per block. CUDA: a multiple of 32 to 1024, to 512 for 6 ranks and more; host: 1. */
+    uint32_t threads;
 } onehop_call;
 
 /* As onehop_all_reduce and onehop_all_reduce_with (call may be NULL), on a communicator. */
@@ -405,14 +416,14 @@ ONEHOP_API onehop_result onehop_comm_all_reduce(onehop_comm *comm, const void *i
                                                 const onehop_call *call, onehop_stream_t stream);
 
 /* Rows: the table of captured inputs. A row holds every rank's input and output address, as seen by
- * this rank's device; a captured pull call holds only its row's number. All ranks take rows in the same order.
- * `take` reserves the next row; `fill` gives it in[world_size] and out[world_size] (out NULL for an
- * algorithm that writes only its own) or, with in NULL, marks it as staged; `release` recycles it once no
- * graph that uses it can run. Errors: NULL, ARGUMENT (no such row), TOO_LARGE (table full), STATE,
- * DRIVER. Since 0.1. */
+ * this rank's device; a captured pull call holds only its row's number. All ranks take rows in the
+ * same order. `take` reserves the next row; `fill` gives it in[world_size] and out[world_size] (out
+ * NULL for an algorithm that writes only its own) or, with in NULL, marks it as staged; `release`
+ * recycles it once no graph that uses it can run. Errors: NULL, ARGUMENT (no such row), TOO_LARGE
+ * (table full), STATE, DRIVER. Since 0.1. */
 ONEHOP_API onehop_result onehop_comm_row_take(onehop_comm *comm, uint32_t *row_out);
-ONEHOP_API onehop_result onehop_comm_row_fill(onehop_comm *comm, uint32_t row, const void *const *in,
-                                              void *const *out);
+ONEHOP_API onehop_result onehop_comm_row_fill(onehop_comm *comm, uint32_t row,
+                                              const void *const *in, void *const *out);
 ONEHOP_API onehop_result onehop_comm_row_release(onehop_comm *comm, uint32_t row);
 
 /* ---- context: the easy way ------------------------------------------------------------------- */
@@ -421,39 +432,43 @@ typedef struct onehop onehop_t;
 
 typedef struct onehop_config {
     size_t struct_size;
-    /* The group to use; borrowed until onehop_destroy. NULL: opened from rank, world_size and name as
-     * in onehop_group_config, and owned. */
+    /* The group to use; borrowed until onehop_destroy. NULL: opened from rank, world_size and name
+     * as in onehop_group_config, and owned. */
     onehop_group *group;
     int rank;
     int world_size;
     const char *name;
     onehop_device device;
-    /* Storage; equal on all ranks. max_bytes: the longest message that should go in one piece, at most
-     * 128 MiB; sizes the push slot if push_bytes is 0. Longer messages still work, in chunks. */
+    /* Storage; equal on all ranks. max_bytes: the longest message that should go in one piece, at
+     * most 128 MiB; sizes the push slot if push_bytes is 0. Longer messages still work, in chunks.
+     * */
     size_t max_bytes;
     size_t push_bytes; /* see onehop_layout_config */
     size_t pull_bytes;
     uint32_t max_blocks;
     uint32_t max_rows;
-    uint32_t timeout_ms;      /* deadline of a call; 0: ONEHOP_TIMEOUT_MS or 300000 */
-    uint32_t init_timeout_ms; /* deadline of collective calls, from now on also of a borrowed group's; 0: the group's */
-    uint32_t flags;           /* ONEHOP_FLAG_* */
-    uint32_t reserved;        /* 0 */
+    uint32_t timeout_ms; /* deadline of a call; 0: ONEHOP_TIMEOUT_MS or 300000 */
+    /* Deadline of collective calls, from now on also of a borrowed group's; 0: the group's. */
+    uint32_t init_timeout_ms;
+    uint32_t flags;    /* ONEHOP_FLAG_* */
+    uint32_t reserved; /* 0 */
 } onehop_config;
 
-/* Collective: succeeds on all ranks or fails on all with the same message. World size 1 allocates nothing.
- * Blocks. On CUDA the primary context of the device is retained and the memory is allocated there.
- * Errors: those of onehop_group_open, onehop_symmetric_alloc, onehop_comm_create. Since 0.1. */
+/* Collective: succeeds on all ranks or fails on all with the same message. World size 1 allocates
+ * nothing. Blocks. On CUDA the primary context of the device is retained and the memory is
+ * allocated there. Errors: those of onehop_group_open, onehop_symmetric_alloc, onehop_comm_create.
+ * Since 0.1. */
 ONEHOP_API onehop_result onehop_create(const onehop_config *config, onehop_t **context_out);
 
-/* All ranks of a group of `n` in one thread: rank i on devices[i] (NULL: config->device for all; a device may
- * repeat). config->group, rank, world_size and name must be zero. Since 0.1. */
+/* All ranks of a group of `n` in one thread: rank i on devices[i] (NULL: config->device for all; a
+ * device may repeat). config->group, rank, world_size and name must be zero. Since 0.1. */
 ONEHOP_API onehop_result onehop_create_all(const onehop_config *config, int n,
                                            const onehop_device *devices, onehop_t **contexts_out);
 
-/* Local, never waits for a peer. Waits for this rank's own eager calls in flight, at most to their deadline; replays
- * of graphs must have ended. Peers that still call get PEER_LOST. On CUDA freeing memory may wait for other work of the
- * GPU, as cudaFree does. If the last call's stream is gone or being captured the memory is kept and that is logged. */
+/* Local, never waits for a peer. Waits for this rank's own eager calls in flight, at most to their
+ * deadline; replays of graphs must have ended. Peers that still call get PEER_LOST. On CUDA freeing
+ * memory may wait for other work of the GPU, as cudaFree does. If the last call's stream is gone or
+ * being captured the memory is kept and that is logged. */
 ONEHOP_API void onehop_destroy(onehop_t *context);
 
 ONEHOP_API int onehop_rank(const onehop_t *context);
@@ -461,24 +476,26 @@ ONEHOP_API int onehop_world_size(const onehop_t *context);
 /* The device in use, AUTO resolved. Kind AUTO if context is NULL. */
 ONEHOP_API onehop_device onehop_get_device(const onehop_t *context);
 
-/* out[i] = sum over ranks of in[i], i < count, on every rank.
- * in, out: `count` elements each, in memory of the rank's device, aligned to their element; equal (in
- * place) or disjoint. Both must stay valid until the call has run; on return of a NULL-stream host call it
- * has. count 0 does nothing, on all ranks.
- * Order: stream order; calls of one context run in the order they were made, also from different streams
- * (the streams of the last eager and of the last captured call must live until the next such call or the destroy). All ranks must make the same
- * calls in the same order; a difference ends in MISMATCH on all ranks.
- * Capture: allowed; inside onehop_capture_begin/_end pull algorithms use the captured pointers.
- * May it block? Not on CUDA; on a host stream only while 1024 calls are queued on it; a NULL-stream host call runs to
- * its end. On CUDA no allocation, lock or system call beyond the launch.
- * Errors, nothing launched: NULL, DTYPE, OP, ALIGNMENT, OVERLAP, TOO_LARGE, STREAM, STATE. Errors of calls that ran
- * come from later calls, onehop_synchronize and onehop_status (host, NULL stream: from this call): TIMEOUT,
- * PEER_LOST, MISMATCH, ABORTED, CALLS_OVERLAP. Then the content of `out` is undefined. Since 0.1. */
-ONEHOP_API onehop_result onehop_all_reduce(onehop_t *context, const void *in, void *out, size_t count,
-                                           onehop_dtype dtype, onehop_op op, onehop_stream_t stream);
+/* out[i] = sum over ranks of in[i], i < count, on every rank. in, out: `count` elements each, in
+ * memory of the rank's device, aligned to their element; equal (in place) or disjoint. Both must
+ * stay valid until the call has run; on return of a NULL-stream host call it has. count 0 does
+ * nothing, on all ranks. Order: stream order; calls of one context run in the order they were made,
+ * also from different streams (the streams of the last eager and of the last captured call must
+ * live until the next such call or the destroy). All ranks must make the same calls in the same
+ * order; a difference ends in MISMATCH on all ranks. Capture: allowed; inside
+ * onehop_capture_begin/_end pull algorithms use the captured pointers. May it block? Not on CUDA;
+ * on a host stream only while 1024 calls are queued on it; a NULL-stream host call runs to its end.
+ * On CUDA no allocation, lock or system call beyond the launch. Errors, nothing launched: NULL,
+ * DTYPE, OP, ALIGNMENT, OVERLAP, TOO_LARGE, STREAM, STATE. Errors of calls that ran come from later
+ * calls, onehop_synchronize and onehop_status (host, NULL stream: from this call): TIMEOUT,
+ * PEER_LOST, MISMATCH, ABORTED, CALLS_OVERLAP. Then the content of `out` is undefined. Since 0.1.
+ * */
+ONEHOP_API onehop_result onehop_all_reduce(onehop_t *context, const void *in, void *out,
+                                           size_t count, onehop_dtype dtype, onehop_op op,
+                                           onehop_stream_t stream);
 
-/* The same with the algorithm, source or grid named by the caller. Adds error ALGORITHM: the named choice
- * cannot serve the call. Since 0.1. */
+/* The same with the algorithm, source or grid named by the caller. Adds error ALGORITHM: the named
+ * choice cannot serve the call. Since 0.1. */
 ONEHOP_API onehop_result onehop_all_reduce_with(onehop_t *context, const void *in, void *out,
                                                 size_t count, onehop_dtype dtype, onehop_op op,
                                                 const onehop_call *call, onehop_stream_t stream);
@@ -492,24 +509,27 @@ typedef struct onehop_choice {
     uint32_t reserved[3];
 } onehop_choice;
 
-/* What onehop_all_reduce would do with such a call: exactly what it does. Pure function of the context's
- * settings and the arguments, the same on all ranks. Errors: NULL, DTYPE, OP, ARGUMENT. Since 0.1. */
+/* What onehop_all_reduce would do with such a call: exactly what it does. Pure function of the
+ * context's settings and the arguments, the same on all ranks. Errors: NULL, DTYPE, OP, ARGUMENT.
+ * Since 0.1. */
 ONEHOP_API onehop_result onehop_would_use(const onehop_t *context, size_t bytes, onehop_dtype dtype,
                                           onehop_op op, onehop_mode mode, int in_place,
                                           onehop_choice *choice_out);
 
-/* Capture. Between begin and end, calls whose stream is really being captured register their pointers; end
- * is collective, compares the captured calls of all ranks, exchanges handles and fills the rows. Capture the
- * stream itself with the means of CUDA, or onehop_host_stream_capture_begin. The graphs may be launched
- * after end. Not to be nested. The _all forms serve one thread that drives all `n` ranks of a group.
- * Errors: NULL, STATE; end: MISMATCH (which call differs on which rank), PEER_LOST, MISSING_PEER. Since 0.1. */
+/* Capture. Between begin and end, calls whose stream is really being captured register their
+ * pointers; end is collective, compares the captured calls of all ranks, exchanges handles and
+ * fills the rows. Capture the stream itself with the means of CUDA, or
+ * onehop_host_stream_capture_begin. The graphs may be launched after end. Not to be nested. The
+ * _all forms serve one thread that drives all `n` ranks of a group. Errors: NULL, STATE; end:
+ * MISMATCH (which call differs on which rank), PEER_LOST, MISSING_PEER. Since 0.1. */
 ONEHOP_API onehop_result onehop_capture_begin(onehop_t *context);
 ONEHOP_API onehop_result onehop_capture_end(onehop_t *context);
 ONEHOP_API onehop_result onehop_capture_begin_all(onehop_t *const *contexts, int n);
 ONEHOP_API onehop_result onehop_capture_end_all(onehop_t *const *contexts, int n);
 
-/* Waits until the stream's work is done, watching the peers: a lost process is seen at once, a silent
- * one by the deadline. Returns the context's state: OK, or the -3xx error. Errors: NULL, STREAM, DRIVER. Since 0.1. */
+/* Waits until the stream's work is done, watching the peers: a lost process is seen at once, a
+ * silent one by the deadline. Returns the context's state: OK, or the -3xx error. Errors: NULL,
+ * STREAM, DRIVER. Since 0.1. */
 ONEHOP_API onehop_result onehop_synchronize(onehop_t *context, onehop_stream_t stream);
 
 /* What killed a communicator. */
@@ -525,16 +545,16 @@ typedef struct onehop_failure {
     uint32_t reserved[8];
 } onehop_failure;
 
-/* Looks at the peers and at the record without waiting. Returns OK or the -3xx error; failure_out may be
- * NULL and is written in both cases. May run beside any other call. Since 0.1. */
+/* Looks at the peers and at the record without waiting. Returns OK or the -3xx error; failure_out
+ * may be NULL and is written in both cases. May run beside any other call. Since 0.1. */
 ONEHOP_API onehop_result onehop_status(onehop_t *context, onehop_failure *failure_out);
 
-/* Ends calls in flight on all ranks within 100 ms; the context is dead afterwards (ABORTED). From any
- * thread, beside any call. Errors: NULL. Since 0.1. */
+/* Ends calls in flight on all ranks within 100 ms; the context is dead afterwards (ABORTED). From
+ * any thread, beside any call. Errors: NULL. Since 0.1. */
 ONEHOP_API onehop_result onehop_abort(onehop_t *context);
 
-/* New deadline for calls, also of graphs captured before. Need not be equal on all ranks. 1..2^31 ms. Errors:
- * NULL, ARGUMENT, DRIVER. Since 0.1. */
+/* New deadline for calls, also of graphs captured before. Need not be equal on all ranks. 1..2^31
+ * ms. Errors: NULL, ARGUMENT, DRIVER. Since 0.1. */
 ONEHOP_API onehop_result onehop_set_timeout(onehop_t *context, uint32_t timeout_ms);
 
 typedef struct onehop_stats {
@@ -554,9 +574,9 @@ ONEHOP_API onehop_result onehop_get_stats(const onehop_t *context, onehop_stats 
 
 /* ---- host streams ---------------------------------------------------------------------------- */
 
-/* A queue with a worker thread, for the host device: what a CUDA stream is to a GPU. Needed when one thread
- * drives several ranks, and for capture and replay. Not usable in a forked child. A handle that is no host stream
- * gives STREAM. */
+/* A queue with a worker thread, for the host device: what a CUDA stream is to a GPU. Needed when
+ * one thread drives several ranks, and for capture and replay. Not usable in a forked child. A
+ * handle that is no host stream gives STREAM. */
 typedef struct onehop_host_graph onehop_host_graph;
 
 /* Errors: NULL, MEMORY, SYSTEM. Since 0.1. */
@@ -565,13 +585,14 @@ ONEHOP_API onehop_result onehop_host_stream_create(onehop_stream_t *stream_out);
 /* Waits until the queue is empty. Errors: NULL, STREAM, STATE (being captured). Since 0.1. */
 ONEHOP_API onehop_result onehop_host_stream_synchronize(onehop_stream_t stream);
 
-/* Until `end`, calls on the stream are recorded, not run. Errors: NULL, STREAM, STATE. Since 0.1. */
+/* Until `end`, calls on the stream are recorded, not run. Errors: NULL, STREAM, STATE. Since 0.1.
+ * */
 ONEHOP_API onehop_result onehop_host_stream_capture_begin(onehop_stream_t stream);
 ONEHOP_API onehop_result onehop_host_stream_capture_end(onehop_stream_t stream,
                                                         onehop_host_graph **graph_out);
 
-/* Queues the recorded calls. The graph must live until they have run. Errors: NULL, STREAM, STATE, MEMORY.
- * Since 0.1. */
+/* Queues the recorded calls. The graph must live until they have run. Errors: NULL, STREAM, STATE,
+ * MEMORY. Since 0.1. */
 ONEHOP_API onehop_result onehop_host_graph_launch(onehop_host_graph *graph, onehop_stream_t stream);
 ONEHOP_API void onehop_host_graph_destroy(onehop_host_graph *graph);
 

@@ -1,14 +1,16 @@
-/* What the tests of misuse and faults share: small contexts, calls whose right result is known, what each rank saw
- * of a failure. Inputs are small integers, so that float sums are exact; they name rank, call and element. */
+/* What the tests of misuse and faults share: small contexts, calls whose right result is known,
+ * what each rank saw of a failure. Inputs are small integers, so that float sums are exact; they
+ * name rank, call and element. */
 #ifndef OH_FAULT_KIT_H
 #define OH_FAULT_KIT_H
 
 #include "harness.h"
 
-#define KIT_TIMEOUT_MS 1000u  /* deadline of calls where a test waits for it */
+#define KIT_TIMEOUT_MS  1000u  /* deadline of calls where a test waits for it */
 #define KIT_PATIENCE_MS 60000u /* where the deadline must not come */
 
-/* Small memory: a slot of 4 KiB, a publishing area of 64 KiB, so that chunks are many and set-up is fast. */
+/* Small memory: a slot of 4 KiB, a publishing area of 64 KiB, so that chunks are many and set-up is
+ * fast. */
 static inline onehop_config kit_config(uint32_t timeout_ms) {
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
     config.device.kind = ONEHOP_DEVICE_HOST;
@@ -88,15 +90,17 @@ static inline void kit_check(const float *out, size_t count, int world_size, uns
     for (size_t i = 0; i < count; i++) {
         const float want = ranks * kit_value(0, call, i);
         if (out[i] != want)
-            FAIL("call %u, element %zu of %zu: expected %g, found %g", call, i, count, (double)want, (double)out[i]);
+            FAIL("call %u, element %zu of %zu: expected %g, found %g", call, i, count, (double)want,
+                 (double)out[i]);
     }
 }
 
-static inline onehop_result kit_run(onehop_t *context, const kit_way *way, const float *in, float *out,
-                                    onehop_stream_t stream) {
+static inline onehop_result kit_run(onehop_t *context, const kit_way *way, const float *in,
+                                    float *out, onehop_stream_t stream) {
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     call.algorithm = way->forced;
-    return onehop_all_reduce_with(context, in, out, way->count, ONEHOP_FLOAT32, ONEHOP_SUM, &call, stream);
+    return onehop_all_reduce_with(context, in, out, way->count, ONEHOP_FLOAT32, ONEHOP_SUM, &call,
+                                  stream);
 }
 
 typedef struct kit_buffers {
@@ -110,7 +114,8 @@ static inline kit_buffers *kit_buffers_make(void) {
 }
 
 /* One checked call. */
-static inline onehop_result kit_call(onehop_t *context, const kit_way *way, kit_buffers *buffers, unsigned call) {
+static inline onehop_result kit_call(onehop_t *context, const kit_way *way, kit_buffers *buffers,
+                                     unsigned call) {
     kit_fill(buffers->in, way->count, onehop_rank(context), call);
     memset(buffers->out, 0xEE, way->count * sizeof(float));
     onehop_result result = kit_run(context, way, buffers->in, buffers->out, NULL);
@@ -118,8 +123,10 @@ static inline onehop_result kit_call(onehop_t *context, const kit_way *way, kit_
     return result;
 }
 
-static inline void kit_good_calls(onehop_t *context, kit_buffers *buffers, unsigned from, unsigned count) {
-    for (unsigned i = from; i < from + count; i++) CHECK_OK(kit_call(context, &kit_ways[i % KIT_WAYS], buffers, i));
+static inline void kit_good_calls(onehop_t *context, kit_buffers *buffers, unsigned from,
+                                  unsigned count) {
+    for (unsigned i = from; i < from + count; i++)
+        CHECK_OK(kit_call(context, &kit_ways[i % KIT_WAYS], buffers, i));
 }
 
 /* ---- what a rank saw -------------------------------------------------------------------------- */
@@ -138,22 +145,27 @@ static inline void kit_note(onehop_t *context, onehop_result result, kit_sight *
     sight->at = seconds_now();
     snprintf(sight->text, sizeof sight->text, "%s", onehop_last_error());
     sight->result = result;
-    if (onehop_status(context, &failure) != result) FAIL("status differs from the call: %s", onehop_last_error());
+    if (onehop_status(context, &failure) != result)
+        FAIL("status differs from the call: %s", onehop_last_error());
     CHECK_INT(result, failure.result);
     sight->peer = failure.peer;
     __atomic_store_n(&sight->seen, 1, __ATOMIC_RELEASE);
 }
 
-static inline void kit_expect(const kit_sight *sight, onehop_result result, int peer, const char *where) {
+static inline void kit_expect(const kit_sight *sight, onehop_result result, int peer,
+                              const char *where) {
     char rank[16];
     snprintf(rank, sizeof rank, "rank %d", peer);
-    if (!__atomic_load_n(&sight->seen, __ATOMIC_ACQUIRE)) FAIL("%s: a rank has seen no error", where);
+    if (!__atomic_load_n(&sight->seen, __ATOMIC_ACQUIRE))
+        FAIL("%s: a rank has seen no error", where);
     if (sight->result != result || sight->peer != peer || (peer >= 0 && !strstr(sight->text, rank)))
-        FAIL("%s: expected %s naming rank %d, found %s naming %d: %s", where, onehop_result_name(result), peer,
-             onehop_result_name(sight->result), sight->peer, sight->text);
+        FAIL("%s: expected %s naming rank %d, found %s naming %d: %s", where,
+             onehop_result_name(result), peer, onehop_result_name(sight->result), sight->peer,
+             sight->text);
 }
 
-/* How late a sleeper may wake on this machine just now: added to limits, so that a loaded machine fails no test. */
+/* How late a sleeper may wake on this machine just now: added to limits, so that a loaded machine
+ * fails no test. */
 static inline double kit_slack(void) {
     double worst = 0;
     for (int i = 0; i < 20; i++) {

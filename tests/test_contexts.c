@@ -1,5 +1,5 @@
-/* The context as one thread uses it that drives all ranks on host streams: capture and replay, mismatched captures,
- * several streams, what a call will use, counters; and a group of one rank. */
+/* The context as one thread uses it that drives all ranks on host streams: capture and replay,
+ * mismatched captures, several streams, what a call will use, counters; and a group of one rank. */
 /* labels: quick */
 #include "fault_kit.h"
 
@@ -39,15 +39,18 @@ static void team_call(team *t, const kit_way *way, unsigned call, int stream) {
         memset(t->buffers[r]->out, 0xEE, way->count * sizeof(float));
     }
     for (int r = 0; r < t->world_size; r++)
-        CHECK_OK(kit_run(t->contexts[r], way, t->buffers[r]->in, t->buffers[r]->out, t->streams[stream][r]));
+        CHECK_OK(kit_run(t->contexts[r], way, t->buffers[r]->in, t->buffers[r]->out,
+                         t->streams[stream][r]));
 }
 
 static void team_wait(team *t, int stream) {
-    for (int r = 0; r < t->world_size; r++) CHECK_OK(onehop_synchronize(t->contexts[r], t->streams[stream][r]));
+    for (int r = 0; r < t->world_size; r++)
+        CHECK_OK(onehop_synchronize(t->contexts[r], t->streams[stream][r]));
 }
 
 static void team_check(const team *t, const kit_way *way, unsigned call) {
-    for (int r = 0; r < t->world_size; r++) kit_check(t->buffers[r]->out, way->count, t->world_size, call);
+    for (int r = 0; r < t->world_size; r++)
+        kit_check(t->buffers[r]->out, way->count, t->world_size, call);
 }
 
 static void eager(team *t) {
@@ -60,7 +63,8 @@ static void eager(team *t) {
 
 /* ---- capture ------------------------------------------------------------------------------------------ */
 
-/* Captures a chain: sum of the input into out, sum of out in place. So a replay depends on order. */
+/* Captures a chain: sum of the input into out, sum of out in place. So a replay depends on order.
+ * */
 static void capture_chain(team *t, const kit_way *way, onehop_host_graph **graphs) {
     CHECK_OK(onehop_capture_begin_all(t->contexts, t->world_size));
     for (int r = 0; r < t->world_size; r++) {
@@ -81,12 +85,14 @@ static void replay(team *t, const kit_way *way) {
     CHECK_OK(onehop_get_stats(t->contexts[0], &after));
     CHECK_INT(before.calls + 2, after.calls); /* captured ones count, once */
     for (unsigned i = 0; i < (HARNESS_SANITIZED ? 20u : 100u); i++) {
-        const int stream = (int)(i / 7 % 2); /* a replay may go to any stream, when the one before is done */
+        const int stream =
+            (int)(i / 7 % 2); /* a replay may go to any stream, when the one before is done */
         for (int r = 0; r < t->world_size; r++) {
             kit_fill(t->buffers[r]->in, way->count, r, i);
             memset(t->buffers[r]->out, 0xEE, way->count * sizeof(float));
         }
-        for (int r = 0; r < t->world_size; r++) CHECK_OK(onehop_host_graph_launch(graphs[r], t->streams[stream][r]));
+        for (int r = 0; r < t->world_size; r++)
+            CHECK_OK(onehop_host_graph_launch(graphs[r], t->streams[stream][r]));
         team_wait(t, stream);
         for (int r = 0; r < t->world_size; r++) /* every rank's out was the sum: W times that */
             for (size_t k = 0; k < way->count; k++) t->buffers[r]->out[k] /= (float)t->world_size;
@@ -124,18 +130,21 @@ static void capture_two(team *t, int r, difference what, onehop_host_graph **gra
     }
     CHECK_OK(onehop_host_stream_capture_begin(s));
     CHECK_OK(onehop_all_reduce(t->contexts[r], in, out, 64, ONEHOP_FLOAT32, ONEHOP_SUM, s));
-    CHECK_OK(onehop_all_reduce_with(t->contexts[r], in, what == IN_PLACE && odd ? in : out,
-                                    what == COUNT && odd ? 65 : 64,
-                                    what == TYPE && odd ? ONEHOP_FLOAT16 : ONEHOP_BFLOAT16, ONEHOP_SUM, &call, s));
+    CHECK_OK(onehop_all_reduce_with(
+        t->contexts[r], in, what == IN_PLACE && odd ? in : out, what == COUNT && odd ? 65 : 64,
+        what == TYPE && odd ? ONEHOP_FLOAT16 : ONEHOP_BFLOAT16, ONEHOP_SUM, &call, s));
     if (what == ONE_MORE && odd)
         CHECK_OK(onehop_all_reduce(t->contexts[r], in, out, 64, ONEHOP_FLOAT32, ONEHOP_SUM, s));
     CHECK_OK(onehop_host_stream_capture_end(s, graph));
 }
 
 static void expect_words(difference what, int last) {
-    static const char *const words[DIFFERENCES] = {
-        "captured call 1 is 65 x bfloat16", "captured call 1 is 64 x float16",
-        "captured call 1 is 64 x bfloat16 by 1shot_push", "on 2x1 threads", "in place on rank", "captured 3 calls"};
+    static const char *const words[DIFFERENCES] = {"captured call 1 is 65 x bfloat16",
+                                                   "captured call 1 is 64 x float16",
+                                                   "captured call 1 is 64 x bfloat16 by 1shot_push",
+                                                   "on 2x1 threads",
+                                                   "in place on rank",
+                                                   "captured 3 calls"};
     char rank[16];
     snprintf(rank, sizeof rank, "rank %d", last);
     CHECK_CONTAINS(words[what], onehop_last_error());
@@ -150,7 +159,8 @@ static void mismatched_captures(team *t) {
         for (int r = 0; r < t->world_size; r++) capture_two(t, r, (difference)what, &graphs[r]);
         CHECK_RESULT(ONEHOP_ERR_MISMATCH, onehop_capture_end_all(t->contexts, t->world_size));
         expect_words((difference)what, t->world_size - 1);
-        for (int r = 0; r < t->world_size; r++) onehop_host_graph_destroy(graphs[r]); /* never run */
+        for (int r = 0; r < t->world_size; r++)
+            onehop_host_graph_destroy(graphs[r]); /* never run */
     }
     eager(t); /* nothing has run, so nothing is broken */
 }
@@ -174,7 +184,8 @@ static void capture_in_threads(int rank, int world_size, void *argument) {
         onehop_host_graph_destroy(graph);
     }
     CHECK_OK(onehop_capture_begin(t.contexts[rank]));
-    CHECK_OK(kit_call(t.contexts[rank], &kit_ways[0], m, 1)); /* not captured: runs, takes no part */
+    CHECK_OK(
+        kit_call(t.contexts[rank], &kit_ways[0], m, 1)); /* not captured: runs, takes no part */
     CHECK_OK(onehop_host_stream_capture_begin(t.streams[0][rank]));
     CHECK_OK(kit_run(t.contexts[rank], &kit_ways[1], m->in, m->out, t.streams[0][rank]));
     CHECK_OK(onehop_host_stream_capture_end(t.streams[0][rank], &graph));
@@ -193,7 +204,8 @@ static void capture_in_threads(int rank, int world_size, void *argument) {
 
 /* ---- streams -------------------------------------------------------------------------------------------- */
 
-/* Each call sums the result of the one before in place, on alternating streams, nobody waiting between. */
+/* Each call sums the result of the one before in place, on alternating streams, nobody waiting
+ * between. */
 static void two_streams(team *t) {
     enum {
         CALLS = 24,
@@ -207,8 +219,9 @@ static void two_streams(team *t) {
         for (int call = 0; call < CALLS / 2; call++) {
             for (int r = 0; r < t->world_size; r++) {
                 const int stream = (int)(random_next(&random) % 2); /* each rank its own choice */
-                CHECK_OK(onehop_all_reduce(t->contexts[r], t->buffers[r]->in, t->buffers[r]->in, COUNT_OF_CALL,
-                                           ONEHOP_FLOAT32, ONEHOP_SUM, t->streams[stream][r]));
+                CHECK_OK(onehop_all_reduce(t->contexts[r], t->buffers[r]->in, t->buffers[r]->in,
+                                           COUNT_OF_CALL, ONEHOP_FLOAT32, ONEHOP_SUM,
+                                           t->streams[stream][r]));
             }
             want *= (float)t->world_size;
         }
@@ -216,7 +229,8 @@ static void two_streams(team *t) {
         for (int r = 0; r < t->world_size; r++)
             for (size_t i = 0; i < COUNT_OF_CALL; i++)
                 if (t->buffers[r]->in[i] != want)
-                    FAIL("round %d: expected %g, found %g", round, (double)want, (double)t->buffers[r]->in[i]);
+                    FAIL("round %d: expected %g, found %g", round, (double)want,
+                         (double)t->buffers[r]->in[i]);
     }
     for (int r = 0; r < t->world_size; r++) CHECK_OK(onehop_status(t->contexts[r], NULL));
 }
@@ -231,7 +245,8 @@ static void streams_and_none(int rank, int world_size, void *argument) {
     float want = 1;
     for (size_t i = 0; i < 500; i++) m->in[i] = 1;
     for (int call = 0; call < 18; call++) {
-        CHECK_OK(onehop_all_reduce(ctx, m->in, m->in, 500, ONEHOP_FLOAT32, ONEHOP_SUM, streams[(call + rank) % 3]));
+        CHECK_OK(onehop_all_reduce(ctx, m->in, m->in, 500, ONEHOP_FLOAT32, ONEHOP_SUM,
+                                   streams[(call + rank) % 3]));
         want *= (float)world_size;
     }
     for (int i = 0; i < 2; i++) CHECK_OK(onehop_synchronize(ctx, streams[i]));
@@ -247,12 +262,13 @@ static void streams_and_none(int rank, int world_size, void *argument) {
 static void check_choice(team *t, size_t count, onehop_dtype dtype, bool in_place) {
     onehop_choice choice;
     onehop_stats before, after;
-    CHECK_OK(onehop_would_use(t->contexts[0], count * onehop_dtype_bytes(dtype), dtype, ONEHOP_SUM, ONEHOP_MODE_EAGER,
-                              in_place, &choice));
+    CHECK_OK(onehop_would_use(t->contexts[0], count * onehop_dtype_bytes(dtype), dtype, ONEHOP_SUM,
+                              ONEHOP_MODE_EAGER, in_place, &choice));
     CHECK_OK(onehop_get_stats(t->contexts[0], &before));
     for (int r = 0; r < t->world_size; r++) {
         void *in = t->buffers[r]->in, *out = in_place ? in : t->buffers[r]->out;
-        CHECK_OK(onehop_all_reduce(t->contexts[r], in, out, count, dtype, ONEHOP_SUM, t->streams[0][r]));
+        CHECK_OK(
+            onehop_all_reduce(t->contexts[r], in, out, count, dtype, ONEHOP_SUM, t->streams[0][r]));
     }
     team_wait(t, 0);
     CHECK_OK(onehop_get_stats(t->contexts[0], &after));
@@ -260,8 +276,9 @@ static void check_choice(team *t, size_t count, onehop_dtype dtype, bool in_plac
     CHECK_INT(before.bytes + count * onehop_dtype_bytes(dtype), after.bytes);
     for (int a = 0; a < 16; a++) {
         if (after.calls_by[a] == before.calls_by[a] + (a == (int)choice.algorithm)) continue;
-        FAIL("%zu x %s, W=%d: %s was promised, %s counted", count, onehop_dtype_name(dtype), t->world_size,
-             onehop_algorithm_name(choice.algorithm), onehop_algorithm_name((onehop_algorithm)a));
+        FAIL("%zu x %s, W=%d: %s was promised, %s counted", count, onehop_dtype_name(dtype),
+             t->world_size, onehop_algorithm_name(choice.algorithm),
+             onehop_algorithm_name((onehop_algorithm)a));
     }
     CHECK(choice.chunks >= 1 && choice.blocks >= 1 && choice.threads >= 1);
 }
@@ -272,11 +289,13 @@ static void choices(team *t) {
     for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++)
         for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
             for (int step = -1; step <= 1; step++)
-                check_choice(t, limits[i] / onehop_dtype_bytes((onehop_dtype)d) + (size_t)step, (onehop_dtype)d,
-                             step == 0);
+                check_choice(t, limits[i] / onehop_dtype_bytes((onehop_dtype)d) + (size_t)step,
+                             (onehop_dtype)d, step == 0);
     onehop_choice small, large;
-    CHECK_OK(onehop_would_use(t->contexts[0], 65536, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_GRAPH, 0, &small));
-    CHECK_OK(onehop_would_use(t->contexts[0], 65540, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_GRAPH, 0, &large));
+    CHECK_OK(onehop_would_use(t->contexts[0], 65536, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_GRAPH,
+                              0, &small));
+    CHECK_OK(onehop_would_use(t->contexts[0], 65540, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_GRAPH,
+                              0, &large));
     CHECK_INT(ONEHOP_HOST_1SHOT, small.algorithm);
     CHECK_INT(1, small.chunks);
     CHECK_INT(t->world_size == 2 ? ONEHOP_HOST_1SHOT : ONEHOP_HOST_2SHOT, large.algorithm);
@@ -307,7 +326,8 @@ static void alone(void) {
     CHECK_OK(onehop_all_reduce(ctx, odd_bits, out, 16, ONEHOP_BFLOAT16, ONEHOP_SUM, stream));
     CHECK_OK(onehop_synchronize(ctx, stream));
     CHECK_BYTES(odd_bits, out, sizeof out);
-    CHECK_OK(onehop_all_reduce(ctx, out, out, 16, ONEHOP_FLOAT16, ONEHOP_SUM, stream)); /* in place: nothing to do */
+    CHECK_OK(onehop_all_reduce(ctx, out, out, 16, ONEHOP_FLOAT16, ONEHOP_SUM,
+                               stream)); /* in place: nothing to do */
     CHECK_OK(onehop_capture_begin(ctx));
     CHECK_OK(onehop_host_stream_capture_begin(stream));
     memset(out, 0, sizeof out);
@@ -327,10 +347,11 @@ static void alone(void) {
     CHECK_INT(128, stats.bytes);
     CHECK_INT(0, stats.symmetric_bytes + stats.local_bytes + stats.host_bytes);
     call.algorithm = ONEHOP_1SHOT_PUSH;
-    CHECK_RESULT(ONEHOP_ERR_ALGORITHM,
-                 onehop_all_reduce_with(ctx, odd_bits, out, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL));
+    CHECK_RESULT(ONEHOP_ERR_ALGORITHM, onehop_all_reduce_with(ctx, odd_bits, out, 8, ONEHOP_FLOAT32,
+                                                              ONEHOP_SUM, &call, NULL));
     CHECK_CONTAINS("one rank copies", onehop_last_error());
-    CHECK_RESULT(ONEHOP_ERR_NULL, onehop_all_reduce(ctx, NULL, out, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+    CHECK_RESULT(ONEHOP_ERR_NULL,
+                 onehop_all_reduce(ctx, NULL, out, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
     CHECK_OK(onehop_status(ctx, NULL));
     CHECK_OK(onehop_set_timeout(ctx, 5));
     CHECK_OK(onehop_synchronize(ctx, NULL));
@@ -350,7 +371,8 @@ static void forgotten_rank(void) {
     team_open(&t, 3, 300);
     eager(&t);
     for (int r = 0; r < 2; r++)
-        CHECK_OK(kit_run(t.contexts[r], &kit_ways[0], t.buffers[r]->in, t.buffers[r]->out, t.streams[0][r]));
+        CHECK_OK(kit_run(t.contexts[r], &kit_ways[0], t.buffers[r]->in, t.buffers[r]->out,
+                         t.streams[0][r]));
     onehop_failure failure;
     for (int r = 0; r < 2; r++) {
         CHECK_RESULT(ONEHOP_ERR_TIMEOUT, onehop_synchronize(t.contexts[r], t.streams[0][r]));
@@ -362,7 +384,8 @@ static void forgotten_rank(void) {
     team_close(&t);
     /* Destroyed while its calls wait: it ends at the deadline. */
     team_open(&t, 2, 300);
-    CHECK_OK(kit_run(t.contexts[0], &kit_ways[0], t.buffers[0]->in, t.buffers[0]->out, t.streams[0][0]));
+    CHECK_OK(
+        kit_run(t.contexts[0], &kit_ways[0], t.buffers[0]->in, t.buffers[0]->out, t.streams[0][0]));
     const double begun = seconds_now();
     team_close(&t);
     CHECK(seconds_now() - begun < 1 + kit_slack());

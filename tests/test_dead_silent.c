@@ -1,17 +1,20 @@
-/* Calls that are still queued when a communicator dies send nothing: no data, no signature, no progress. Else a peer
- * would finish its next call on them. */
+/* Calls that are still queued when a communicator dies send nothing: no data, no signature, no
+ * progress. Else a peer would finish its next call on them. */
 /* labels: quick */
 #include "harness.h"
 
 #include "comm/context.h"
 
-enum { COUNT = 1000 };
+enum {
+    COUNT = 1000
+};
 
 /* The words of rank `r` that say "I have made a call". */
 static uint64_t said(const onehop_t *c, int r) {
-    const oh_control *control = (const oh_control *)((const char *)c->slabs[r].ptr + c->planes.control);
-    return control->lines[0][r].signature | control->lines[1][r].signature | control->lines[0][r].progress |
-           control->lines[1][r].progress;
+    const oh_control *control =
+        (const oh_control *)((const char *)c->slabs[r].ptr + c->planes.control);
+    return control->lines[0][r].signature | control->lines[1][r].signature |
+           control->lines[0][r].progress | control->lines[1][r].progress;
 }
 
 static bool all_armed(const onehop_t *c, int r) {
@@ -47,7 +50,8 @@ static void dead_call(onehop_algorithm algorithm) {
     for (uint32_t b = 0; b < c[0]->planes.max_blocks; b++)
         CHECK_OK(oh_comm_store_u32(c[0]->comm, local + OH_LOCAL_EPOCHS + 8 * b + 4, 1));
     for (int i = 0; i < 3; i++)
-        CHECK_OK(onehop_all_reduce_with(c[0], in, out, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &call, stream));
+        CHECK_OK(onehop_all_reduce_with(c[0], in, out, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &call,
+                                        stream));
     CHECK_OK(onehop_host_stream_synchronize(stream));
     CHECK(all_armed(c[1], 1));
     CHECK(said(c[1], 0) == 0);

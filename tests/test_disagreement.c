@@ -1,5 +1,5 @@
-/* One rank does something else than its peers: other calls, other settings, the number of another, or nothing at all.
- * All ranks get the same error, in time, naming the same rank. */
+/* One rank does something else than its peers: other calls, other settings, the number of another,
+ * or nothing at all. All ranks get the same error, in time, naming the same rank. */
 /* labels: quick */
 #include "fault_kit.h"
 
@@ -18,8 +18,8 @@ typedef enum difference {
     DIFFERENCES
 } difference;
 
-static const char *const words[DIFFERENCES] = {"count", "path",   "dtype, same width", "dtype, same bytes",
-                                               "algorithm", "blocks", "order"};
+static const char *const words[DIFFERENCES] = {
+    "count", "path", "dtype, same width", "dtype, same bytes", "algorithm", "blocks", "order"};
 
 typedef struct scene {
     onehop_group *groups[W];
@@ -46,8 +46,8 @@ static onehop_result differing_call(onehop_t *ctx, const scene *s, bool odd, kit
         call.blocks = odd ? 2 : 3;
     }
     if (s->what == ORDER) {
-        onehop_result result =
-            onehop_all_reduce(ctx, m->in, m->out, odd ? 100 : 200, ONEHOP_FLOAT32, ONEHOP_SUM, NULL);
+        onehop_result result = onehop_all_reduce(ctx, m->in, m->out, odd ? 100 : 200,
+                                                 ONEHOP_FLOAT32, ONEHOP_SUM, NULL);
         if (result) return result;
         count = odd ? 200 : 100;
     }
@@ -92,7 +92,8 @@ static void different_calls(void) {
             run_threads(W, one_differs, &s);
             snprintf(where, sizeof where, "%s differs on rank %d", words[what], s.odd);
             /* The lowest rank that differs from rank 0. */
-            for (int r = 0; r < W; r++) kit_expect(&s.sights[r], ONEHOP_ERR_MISMATCH, s.odd ? s.odd : 1, where);
+            for (int r = 0; r < W; r++)
+                kit_expect(&s.sights[r], ONEHOP_ERR_MISMATCH, s.odd ? s.odd : 1, where);
             CHECK_CONTAINS("made another call", s.sights[0].text);
         }
     for (int r = 0; r < W; r++) onehop_group_close(s.groups[r]);
@@ -108,7 +109,8 @@ static void one_is_silent(int rank, int world_size, void *argument) {
     if (rank == s->odd) {
         sleep_ms(600);
         onehop_failure failure;
-        CHECK_RESULT(ONEHOP_ERR_TIMEOUT, onehop_status(ctx, &failure)); /* it hears of it without a call */
+        CHECK_RESULT(ONEHOP_ERR_TIMEOUT,
+                     onehop_status(ctx, &failure)); /* it hears of it without a call */
         CHECK_INT(rank, failure.peer);
         CHECK_CONTAINS("(this one)", failure.text);
         kit_note(ctx, kit_call(ctx, &kit_ways[0], m, 3), &s->sights[rank]);
@@ -130,7 +132,8 @@ static void silence(void) {
     for (s.odd = 0; s.odd < 2; s.odd++) {
         memset(s.sights, 0, sizeof s.sights);
         run_threads(2, one_is_silent, &s);
-        for (int r = 0; r < 2; r++) kit_expect(&s.sights[r], ONEHOP_ERR_TIMEOUT, s.odd, "a silent rank");
+        for (int r = 0; r < 2; r++)
+            kit_expect(&s.sights[r], ONEHOP_ERR_TIMEOUT, s.odd, "a silent rank");
     }
     for (int r = 0; r < 2; r++) onehop_group_close(s.groups[r]);
 }
@@ -141,13 +144,27 @@ static void silence(void) {
 
 static const char *change_setting(onehop_config *config, int which) {
     switch (which) {
-    case 0: config->push_bytes = 8192; return "push_bytes";
-    case 1: config->pull_bytes = 8192; return "pull_bytes";
-    case 2: config->flags = ONEHOP_FLAG_EARLY_TRIGGER; return "flags";
-    case 3: config->max_blocks = 4; return "max_blocks";
-    case 4: config->max_rows = 8; return "max_rows";
-    case 5: config->push_bytes = 0, config->max_bytes = 1 << 20; return "push_bytes (or max_bytes)";
-    default: config->push_bytes = 100; return "push_bytes"; /* and wrong as well */
+    case 0:
+        config->push_bytes = 8192;
+        return "push_bytes";
+    case 1:
+        config->pull_bytes = 8192;
+        return "pull_bytes";
+    case 2:
+        config->flags = ONEHOP_FLAG_EARLY_TRIGGER;
+        return "flags";
+    case 3:
+        config->max_blocks = 4;
+        return "max_blocks";
+    case 4:
+        config->max_rows = 8;
+        return "max_rows";
+    case 5:
+        config->push_bytes = 0, config->max_bytes = 1 << 20;
+        return "push_bytes (or max_bytes)";
+    default:
+        config->push_bytes = 100;
+        return "push_bytes"; /* and wrong as well */
     }
 }
 
@@ -195,8 +212,8 @@ static void different_settings(void) {
 
 /* ---- who is there ------------------------------------------------------------------------------------ */
 
-static void try_place(int rank, int world_size, const char *name, uint32_t wait_ms, onehop_result expected,
-                      const char *part) {
+static void try_place(int rank, int world_size, const char *name, uint32_t wait_ms,
+                      onehop_result expected, const char *part) {
     onehop_config config = kit_config(0);
     onehop_t *ctx = NULL;
     config.rank = rank;
@@ -213,7 +230,8 @@ static void twice_the_same(int rank, int world_size, void *argument) {
     (void)argument, (void)world_size;
     if (rank == 1) {
         sleep_ms(100);
-        try_place(0, 2, "kit twice", 5000, ONEHOP_ERR_DUPLICATE_RANK, "is already taken by process");
+        try_place(0, 2, "kit twice", 5000, ONEHOP_ERR_DUPLICATE_RANK,
+                  "is already taken by process");
         CHECK_CONTAINS("rank 0 of group \"kit twice", onehop_last_error());
         return;
     }

@@ -1,6 +1,6 @@
-/* Ranks that come late, leave early, or are told to stop: late by seconds between set-up and first call; destroyed
- * right after the last call while peers are still in it, or while peers still call; abort and deadline beside a
- * waiting call; SIGTERM. */
+/* Ranks that come late, leave early, or are told to stop: late by seconds between set-up and first
+ * call; destroyed right after the last call while peers are still in it, or while peers still call;
+ * abort and deadline beside a waiting call; SIGTERM. */
 /* labels: quick */
 #include "fault_kit.h"
 
@@ -11,10 +11,10 @@
 typedef struct scene {
     onehop_group *groups[MOST];
     onehop_t *contexts[MOST];
-    int late;     /* rank */
-    int aborter;  /* rank */
+    int late;    /* rank */
+    int aborter; /* rank */
     const kit_way *way;
-    int inside;   /* atomic: ranks about to wait */
+    int inside; /* atomic: ranks about to wait */
     double abort_at;
     kit_sight sights[MOST];
     int name;
@@ -46,8 +46,10 @@ static void lateness(void) {
             scene *s = &scenes[n];
             s->late = late;
             s->name = n++;
-            for (int r = 0; r < world_size; r++) pids[started++] = start_rank(one_is_late, r, world_size, s);
-            if (started + MOST > MOST * 4) while (started) CHECK_INT(0, wait_rank(pids[--started]));
+            for (int r = 0; r < world_size; r++)
+                pids[started++] = start_rank(one_is_late, r, world_size, s);
+            if (started + MOST > MOST * 4)
+                while (started) CHECK_INT(0, wait_rank(pids[--started]));
         }
     }
     while (started) CHECK_INT(0, wait_rank(pids[--started]));
@@ -59,7 +61,8 @@ static void nap(uint64_t *random) {
     uint64_t what = random_next(random) % 8;
     if (what < 4) return;
     if (what < 7) {
-        for (uint64_t i = random_next(random) % 200; i; i--) __atomic_signal_fence(__ATOMIC_SEQ_CST);
+        for (uint64_t i = random_next(random) % 200; i; i--)
+            __atomic_signal_fence(__ATOMIC_SEQ_CST);
         return;
     }
     sched_yield();
@@ -82,15 +85,15 @@ static void leave_after_last_call(int rank, int world_size, void *argument) {
         onehop_result result = kit_run(ctx, way, m->in, m->out, NULL);
         onehop_destroy(ctx);
         if (result)
-            FAIL("round %u, %s: a peer that left after its last call broke this one: %s", round, way->name,
-                 onehop_last_error());
+            FAIL("round %u, %s: a peer that left after its last call broke this one: %s", round,
+                 way->name, onehop_last_error());
         kit_check(m->out, way->count, onehop_group_size(s->groups[rank]), round);
     }
     free(m);
 }
 
-/* A monitor asks for the state all the time: that it sees the peer gone must not break the last call, which that peer
- * has made and this one has yet to make. */
+/* A monitor asks for the state all the time: that it sees the peer gone must not break the last
+ * call, which that peer has made and this one has yet to make. */
 typedef struct monitor {
     onehop_t *context;
     int stop;
@@ -179,7 +182,8 @@ static void leaving(void) {
     for (int world_size = 2; world_size <= 3; world_size++) {
         memset(&s, 0, sizeof s);
         CHECK_OK(onehop_group_open_local(world_size, s.groups));
-        if (world_size == 2 || HARNESS_SANITIZED) run_threads(world_size, leave_after_last_call, &s);
+        if (world_size == 2 || HARNESS_SANITIZED)
+            run_threads(world_size, leave_after_last_call, &s);
         for (int way = 0; way < KIT_WAYS; way++) {
             s.way = &kit_ways[way];
             s.late = way % world_size;

@@ -1,5 +1,6 @@
-/* A rank is killed, stopped or exits in the middle of calls: the others all get the same error naming it, in time; a
- * stopped rank that goes on names itself; a new group of the same name works at once. */
+/* A rank is killed, stopped or exits in the middle of calls: the others all get the same error
+ * naming it, in time; a stopped rank that goes on names itself; a new group of the same name works
+ * at once. */
 /* labels: quick */
 #include "fault_kit.h"
 
@@ -36,7 +37,8 @@ static void work(int rank, int world_size, void *argument) {
     for (unsigned i = 0; !result; i++) {
         result = kit_call(ctx, s->way, m, i);
         __atomic_fetch_add(&s->calls[rank], 1, __ATOMIC_RELAXED);
-        if (rank == s->victim && s->fate == EXITED && __atomic_load_n(&s->leave, __ATOMIC_RELAXED)) _exit(0);
+        if (rank == s->victim && s->fate == EXITED && __atomic_load_n(&s->leave, __ATOMIC_RELAXED))
+            _exit(0);
     }
     kit_note(ctx, result, &s->sights[rank]);
     CHECK_RESULT(result, kit_call(ctx, s->way, m, 0));
@@ -57,7 +59,8 @@ static void work_and_meet_again(int rank, int world_size, void *argument) {
 
 static bool all_saw(const scene *s, int world_size, int except) {
     for (int r = 0; r < world_size; r++)
-        if (r != except && r != s->second && !__atomic_load_n(&s->sights[r].seen, __ATOMIC_ACQUIRE)) return false;
+        if (r != except && r != s->second && !__atomic_load_n(&s->sights[r].seen, __ATOMIC_ACQUIRE))
+            return false;
     return true;
 }
 
@@ -92,7 +95,8 @@ static void restart(scene *s, int rank, int world_size) {
 
 static void play(scene *s, int world_size, uint64_t *random) {
     const onehop_result expected = s->fate == STOPPED ? ONEHOP_ERR_TIMEOUT : ONEHOP_ERR_PEER_LOST;
-    for (int r = 0; r < world_size; r++) s->pids[r] = start_rank(work_and_meet_again, r, world_size, s);
+    for (int r = 0; r < world_size; r++)
+        s->pids[r] = start_rank(work_and_meet_again, r, world_size, s);
     await_calls(s, world_size, 3);
     double slack = kit_slack();
     strike(s, random);
@@ -102,10 +106,12 @@ static void play(scene *s, int world_size, uint64_t *random) {
     for (int r = 0; r < world_size; r++) {
         if (r == s->victim || r == s->second) continue;
         const double took = s->sights[r].at - s->fell_at, limit = s->fate == STOPPED ? 1.2 : 1.0;
-        if (s->second >= 0 && s->sights[r].peer == s->second) culprit = s->second; /* either, but one */
+        if (s->second >= 0 && s->sights[r].peer == s->second)
+            culprit = s->second; /* either, but one */
         kit_expect(&s->sights[r], expected, culprit, s->name);
         if (took > limit + slack) FAIL("%s: rank %d heard of it after %.3f s", s->name, r, took);
-        if (s->fate == STOPPED && took < 0.9) FAIL("%s: rank %d gave up after %.3f s", s->name, r, took);
+        if (s->fate == STOPPED && took < 0.9)
+            FAIL("%s: rank %d gave up after %.3f s", s->name, r, took);
     }
     if (s->fate == STOPPED) {
         kill(s->pids[s->victim], SIGCONT);
@@ -126,15 +132,17 @@ int main(int argc, char **argv) {
     static const char *const words[FATES] = {"killed", "stopped", "exited"};
     scene *s = shared_memory(sizeof *s);
     char name[96];
-    uint64_t random = argc > 1 ? strtoull(argv[1], NULL, 10) : 20261129; /* other moments of death */
+    uint64_t random =
+        argc > 1 ? strtoull(argv[1], NULL, 10) : 20261129; /* other moments of death */
     watchdog(115);
-    for (int world_size = HARNESS_SANITIZED ? 3 : 2; world_size <= (HARNESS_SANITIZED ? 3 : MOST); world_size++)
+    for (int world_size = HARNESS_SANITIZED ? 3 : 2; world_size <= (HARNESS_SANITIZED ? 3 : MOST);
+         world_size++)
         for (int how = 0; how < FATES; how++)
             for (int way = 0; way < KIT_WAYS; way++) {
                 const int victim = (int)(random_next(&random) % (uint64_t)world_size);
                 memset(s, 0, sizeof *s);
-                snprintf(name, sizeof name, "rank %d of %d %s in %s", victim, world_size, words[how],
-                         kit_ways[way].name);
+                snprintf(name, sizeof name, "rank %d of %d %s in %s", victim, world_size,
+                         words[how], kit_ways[way].name);
                 s->name = name;
                 s->fate = (fate)how;
                 s->way = &kit_ways[way];

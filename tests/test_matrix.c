@@ -26,8 +26,8 @@ typedef struct board {
 static board *shared;
 
 static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT,
-                                              ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH,
-                                              ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
+                                              ONEHOP_HOST_2SHOT,     ONEHOP_1SHOT_PUSH,
+                                              ONEHOP_1SHOT_PULL,     ONEHOP_2SHOT_PULL};
 #define ALGORITHMS 6
 
 /* Buffers of one rank. */

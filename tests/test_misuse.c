@@ -1,5 +1,5 @@
-/* Every wrong argument gets its own status and a sentence that says what was expected and found, and leaves the object
- * as good as it was. */
+/* Every wrong argument gets its own status and a sentence that says what was expected and found,
+ * and leaves the object as good as it was. */
 /* labels: quick */
 #define ONEHOP_EXPERIMENTAL
 #include "fault_kit.h"
@@ -39,7 +39,8 @@ static void pair_works(pair *p) {
     call++;
     for (int r = 0; r < 2; r++) {
         kit_fill(in[r], 300, r, call);
-        CHECK_OK(onehop_all_reduce(p->contexts[r], in[r], out[r], 300, ONEHOP_FLOAT32, ONEHOP_SUM, p->streams[r]));
+        CHECK_OK(onehop_all_reduce(p->contexts[r], in[r], out[r], 300, ONEHOP_FLOAT32, ONEHOP_SUM,
+                                   p->streams[r]));
     }
     for (int r = 0; r < 2; r++) {
         CHECK_OK(onehop_synchronize(p->contexts[r], p->streams[r]));
@@ -58,7 +59,8 @@ static void arguments_of_calls(void) {
     onehop_stats before, after;
     CHECK_OK(onehop_get_stats(ctx, &before));
 
-#define CALL(in, out, n, type, op) onehop_all_reduce(ctx, in, out, n, (onehop_dtype)(type), (onehop_op)(op), s)
+#define CALL(in, out, n, type, op)                                                                 \
+    onehop_all_reduce(ctx, in, out, n, (onehop_dtype)(type), (onehop_op)(op), s)
     REFUSED(ONEHOP_ERR_NULL, "in is NULL", CALL(NULL, b, 8, 1, 1));
     REFUSED(ONEHOP_ERR_NULL, "out is NULL", CALL(a, NULL, 8, 1, 1));
     REFUSED(ONEHOP_ERR_DTYPE, "data type 0 is unknown; expected float32 (1)", CALL(a, b, 8, 0, 1));
@@ -79,16 +81,21 @@ static void arguments_of_calls(void) {
     REFUSED(ONEHOP_ERR_TOO_LARGE, "at most 2^40 bytes", CALL(a, b, ((size_t)1 << 38) + 1, 1, 1));
     REFUSED(ONEHOP_ERR_TOO_LARGE, "at most 2^40 bytes", CALL(a, b, SIZE_MAX, 1, 1));
 #undef CALL
-    REFUSED(ONEHOP_ERR_STREAM, "not a live stream",
-            onehop_all_reduce(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, (onehop_stream_t)(void *)a));
-    REFUSED(ONEHOP_ERR_STREAM, "onehop_create_all", /* would wait for ranks that this thread drives */
+    REFUSED(
+        ONEHOP_ERR_STREAM, "not a live stream",
+        onehop_all_reduce(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, (onehop_stream_t)(void *)a));
+    REFUSED(ONEHOP_ERR_STREAM,
+            "onehop_create_all", /* would wait for ranks that this thread drives */
             onehop_all_reduce(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
-    CHECK_OK(onehop_all_reduce(ctx, NULL, NULL, 0, ONEHOP_FLOAT32, ONEHOP_SUM, s)); /* nothing to do */
+    CHECK_OK(
+        onehop_all_reduce(ctx, NULL, NULL, 0, ONEHOP_FLOAT32, ONEHOP_SUM, s)); /* nothing to do */
 
 #define WITH(field, value)                                                                         \
-    (memset((char *)&call + sizeof call.struct_size, 0, sizeof call - sizeof call.struct_size), call.field = (value), \
+    (memset((char *)&call + sizeof call.struct_size, 0, sizeof call - sizeof call.struct_size),    \
+     call.field = (value),                                                                         \
      onehop_all_reduce_with(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, s))
-    REFUSED(ONEHOP_ERR_ALGORITHM, "(99) is not available on the host device", WITH(algorithm, (onehop_algorithm)99));
+    REFUSED(ONEHOP_ERR_ALGORITHM, "(99) is not available on the host device",
+            WITH(algorithm, (onehop_algorithm)99));
     REFUSED(ONEHOP_ERR_ALGORITHM, "2shot_push", WITH(algorithm, ONEHOP_2SHOT_PUSH));
     REFUSED(ONEHOP_ERR_ALGORITHM, "nccl", WITH(algorithm, ONEHOP_NCCL));
     REFUSED(ONEHOP_ERR_ALGORITHM, "local_copy", WITH(algorithm, ONEHOP_LOCAL_COPY));
@@ -124,7 +131,8 @@ static void arguments_of_calls(void) {
     REFUSED(ONEHOP_ERR_STATE, "not capturing", onehop_capture_end_all(p.contexts, 2));
     CHECK_OK(onehop_capture_begin_all(p.contexts, 2));
     REFUSED(ONEHOP_ERR_STATE, "already capturing", onehop_capture_begin(ctx));
-    REFUSED(ONEHOP_ERR_STATE, "rank 0 is already capturing", onehop_capture_begin_all(p.contexts, 2));
+    REFUSED(ONEHOP_ERR_STATE, "rank 0 is already capturing",
+            onehop_capture_begin_all(p.contexts, 2));
     REFUSED(ONEHOP_ERR_STATE, "onehop_capture_end_all", onehop_capture_end(ctx));
     REFUSED(ONEHOP_ERR_ARGUMENT, "expected rank 0 of 1", onehop_capture_end_all(p.contexts, 1));
     REFUSED(ONEHOP_ERR_ARGUMENT, "n is 0", onehop_capture_end_all(p.contexts, 0));
@@ -162,10 +170,12 @@ static void null_pointers(void) {
     REFUSED(ONEHOP_ERR_NULL, "group is NULL", onehop_group_allgather(NULL, a, b, 4));
     REFUSED(ONEHOP_ERR_NULL, "send or recv", onehop_group_allgather(groups[0], NULL, b, 4));
     REFUSED(ONEHOP_ERR_NULL, "send or recv", onehop_group_allgather(groups[0], a, NULL, 4));
-    REFUSED(ONEHOP_ERR_ARGUMENT, "at most", onehop_group_allgather(groups[0], a, b, ((size_t)16 << 20) + 1));
+    REFUSED(ONEHOP_ERR_ARGUMENT, "at most",
+            onehop_group_allgather(groups[0], a, b, ((size_t)16 << 20) + 1));
     REFUSED(ONEHOP_ERR_NULL, "group is NULL", onehop_group_barrier(NULL));
     REFUSED(ONEHOP_ERR_NULL, "NULL", onehop_group_shrink(NULL, NULL, 0, &group));
-    REFUSED(ONEHOP_ERR_UNSUPPORTED, "cannot shrink", onehop_group_shrink(groups[0], NULL, 0, &group));
+    REFUSED(ONEHOP_ERR_UNSUPPORTED, "cannot shrink",
+            onehop_group_shrink(groups[0], NULL, 0, &group));
     CHECK_INT(-1, onehop_group_rank(NULL));
     CHECK_INT(0, onehop_group_size(NULL));
     REFUSED(ONEHOP_ERR_NULL, "ptr_out", onehop_mem_alloc(host, 64, NULL));
@@ -180,7 +190,8 @@ static void null_pointers(void) {
     REFUSED(ONEHOP_ERR_NULL, "NULL", onehop_storage_arm(&layout_config, host, a, NULL, c));
     REFUSED(ONEHOP_ERR_NULL, "NULL", onehop_storage_arm(&layout_config, host, a, b, NULL));
     REFUSED(ONEHOP_ERR_NULL, "config", onehop_comm_create(NULL, &comm));
-    REFUSED(ONEHOP_ERR_NULL, "comm", onehop_comm_all_reduce(NULL, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
+    REFUSED(ONEHOP_ERR_NULL, "comm",
+            onehop_comm_all_reduce(NULL, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
     REFUSED(ONEHOP_ERR_NULL, "NULL", onehop_comm_row_take(NULL, &row));
     REFUSED(ONEHOP_ERR_NULL, "comm", onehop_comm_row_fill(NULL, 0, NULL, NULL));
     REFUSED(ONEHOP_ERR_NULL, "comm", onehop_comm_row_release(NULL, 0));
@@ -191,12 +202,16 @@ static void null_pointers(void) {
     CHECK_INT(-1, onehop_rank(NULL));
     CHECK_INT(0, onehop_world_size(NULL));
     CHECK_INT(ONEHOP_DEVICE_AUTO, onehop_get_device(NULL).kind);
-    REFUSED(ONEHOP_ERR_NULL, "context", onehop_all_reduce(NULL, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
-    REFUSED(ONEHOP_ERR_NULL, "context", onehop_all_reduce_with(NULL, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL));
+    REFUSED(ONEHOP_ERR_NULL, "context",
+            onehop_all_reduce(NULL, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+    REFUSED(ONEHOP_ERR_NULL, "context",
+            onehop_all_reduce_with(NULL, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL));
     REFUSED(ONEHOP_ERR_NULL, "call",
             onehop_all_reduce_with(p.contexts[0], a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
-    REFUSED(ONEHOP_ERR_NULL, "context", onehop_would_use(NULL, 8, ONEHOP_FLOAT32, ONEHOP_SUM, 0, 0, &choice));
-    REFUSED(ONEHOP_ERR_NULL, "choice_out", onehop_would_use(p.contexts[0], 8, ONEHOP_FLOAT32, ONEHOP_SUM, 0, 0, NULL));
+    REFUSED(ONEHOP_ERR_NULL, "context",
+            onehop_would_use(NULL, 8, ONEHOP_FLOAT32, ONEHOP_SUM, 0, 0, &choice));
+    REFUSED(ONEHOP_ERR_NULL, "choice_out",
+            onehop_would_use(p.contexts[0], 8, ONEHOP_FLOAT32, ONEHOP_SUM, 0, 0, NULL));
     REFUSED(ONEHOP_ERR_NULL, "context", onehop_capture_begin(NULL));
     REFUSED(ONEHOP_ERR_NULL, "context", onehop_capture_end(NULL));
     REFUSED(ONEHOP_ERR_NULL, "contexts", onehop_capture_begin_all(NULL, 2));
@@ -215,7 +230,8 @@ static void null_pointers(void) {
     REFUSED(ONEHOP_ERR_NULL, "stream", onehop_host_stream_capture_end(NULL, &graph));
     REFUSED(ONEHOP_ERR_NULL, "graph_out", onehop_host_stream_capture_end(p.streams[0], NULL));
     REFUSED(ONEHOP_ERR_NULL, "graph", onehop_host_graph_launch(NULL, p.streams[0]));
-    REFUSED(ONEHOP_ERR_STATE, "not being captured", onehop_host_stream_capture_end(p.streams[0], &graph));
+    REFUSED(ONEHOP_ERR_STATE, "not being captured",
+            onehop_host_stream_capture_end(p.streams[0], &graph));
     CHECK_OK(onehop_host_stream_capture_begin(p.streams[0]));
     REFUSED(ONEHOP_ERR_STATE, "already", onehop_host_stream_capture_begin(p.streams[0]));
     REFUSED(ONEHOP_ERR_STATE, "synchronized", onehop_host_stream_synchronize(p.streams[0]));
@@ -266,7 +282,8 @@ static void places(void) {
     }
     config = kit_config(0);
     REFUSED(ONEHOP_ERR_WORLD_SIZE, "is 0", onehop_group_open_local(0, groups));
-    REFUSED(ONEHOP_ERR_WORLD_SIZE, "n is 0, expected 1..16", onehop_create_all(&config, 0, NULL, contexts));
+    REFUSED(ONEHOP_ERR_WORLD_SIZE, "n is 0, expected 1..16",
+            onehop_create_all(&config, 0, NULL, contexts));
     REFUSED(ONEHOP_ERR_WORLD_SIZE, "n is 17", onehop_create_all(&config, 17, NULL, contexts));
     REFUSED(ONEHOP_ERR_WORLD_SIZE, "n is -1", onehop_create_all(&config, -1, NULL, contexts));
     config.world_size = 2;
@@ -279,14 +296,16 @@ static void places(void) {
         wrong.field = (value);                                                                     \
         REFUSED(result, part, onehop_create_all(&wrong, 2, NULL, contexts));                       \
     } while (0)
-    SETTING(push_bytes, 4097, ONEHOP_ERR_ARGUMENT, "push_bytes is 4097, expected a multiple of 4096");
+    SETTING(push_bytes, 4097, ONEHOP_ERR_ARGUMENT,
+            "push_bytes is 4097, expected a multiple of 4096");
     SETTING(push_bytes, (size_t)8 << 30, ONEHOP_ERR_ARGUMENT, "push_bytes");
     SETTING(pull_bytes, 100, ONEHOP_ERR_ARGUMENT, "pull_bytes is 100, expected a multiple of 4096");
     SETTING(max_blocks, 1, ONEHOP_ERR_ARGUMENT, "max_blocks is 1, expected 2..1024");
     SETTING(max_blocks, 1025, ONEHOP_ERR_ARGUMENT, "max_blocks is 1025");
     SETTING(max_rows, (1u << 20) + 1, ONEHOP_ERR_ARGUMENT, "max_rows is 1048577");
     SETTING(flags, 0x80, ONEHOP_ERR_ARGUMENT, "flags 0x80");
-    SETTING(max_bytes, ((size_t)128 << 20) + 1, ONEHOP_ERR_TOO_LARGE, "max_bytes is 134217729, expected at most 128 MiB");
+    SETTING(max_bytes, ((size_t)128 << 20) + 1, ONEHOP_ERR_TOO_LARGE,
+            "max_bytes is 134217729, expected at most 128 MiB");
     SETTING(timeout_ms, UINT32_MAX, ONEHOP_ERR_ARGUMENT, "timeout_ms is 4294967295");
     SETTING(device.kind, (onehop_device_kind)9, ONEHOP_ERR_ARGUMENT, "device kind is 9");
     onehop_config gpu = config;
@@ -304,7 +323,8 @@ static void places(void) {
 /* Sizes that no struct has; a longer struct is fine if it sets nothing we do not know. */
 #define TRY_SIZES(type, object, call)                                                              \
     do {                                                                                           \
-        static const size_t bad[] = {0, 1, 8, sizeof(type) - 1, sizeof(type) + 1, 1 << 20, SIZE_MAX};\
+        static const size_t bad[] = {0,       1,       8, sizeof(type) - 1, sizeof(type) + 1,      \
+                                     1 << 20, SIZE_MAX};                                           \
         for (size_t i_ = 0; i_ < sizeof bad / sizeof *bad; i_++) {                                 \
             (object)->struct_size = bad[i_];                                                       \
             REFUSED(ONEHOP_ERR_STRUCT_SIZE, #type, call);                                          \
@@ -356,10 +376,11 @@ static void struct_sizes(void) {
     CHECK_OK(onehop_layout_get(&layout.config, &sizes));
     TRY_SIZES(onehop_comm_config, &comm.config, onehop_comm_create(&comm.config, &made));
     TRY_SIZES(onehop_call, &call.call,
-              onehop_all_reduce_with(p.contexts[0], a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call.call, p.streams[0]));
+              onehop_all_reduce_with(p.contexts[0], a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call.call,
+                                     p.streams[0]));
     for (int r = 0; r < 2; r++)
-        CHECK_OK(onehop_all_reduce_with(p.contexts[r], r ? c : a, b + 100 * r, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call.call,
-                                        p.streams[r]));
+        CHECK_OK(onehop_all_reduce_with(p.contexts[r], r ? c : a, b + 100 * r, 8, ONEHOP_FLOAT32,
+                                        ONEHOP_SUM, &call.call, p.streams[r]));
     for (int r = 0; r < 2; r++) CHECK_OK(onehop_synchronize(p.contexts[r], p.streams[r]));
     pair_works(&p);
     pair_close(&p);
@@ -389,7 +410,8 @@ static void with_setting(int rank, int world_size, void *argument) {
         result = onehop_create_all(&config, 2, NULL, all);
     }
     if (result != ONEHOP_ERR_ENVIRONMENT)
-        FAIL("%s=%s: expected ENVIRONMENT, found %s", s->name, s->value, onehop_result_name(result));
+        FAIL("%s=%s: expected ENVIRONMENT, found %s", s->name, s->value,
+             onehop_result_name(result));
     CHECK_CONTAINS(s->name, onehop_last_error());
     snprintf(quoted, sizeof quoted, "is \"%s\": expected", s->value);
     CHECK_CONTAINS(quoted, onehop_last_error());
@@ -401,11 +423,21 @@ static void with_setting(int rank, int world_size, void *argument) {
 
 static void environment(void) {
     static const setting bad[] = {
-        {"ONEHOP_TIMEOUT_MS", "abc"},  {"ONEHOP_TIMEOUT_MS", "0"},       {"ONEHOP_TIMEOUT_MS", "-5"},
-        {"ONEHOP_TIMEOUT_MS", "1e3"},  {"ONEHOP_TIMEOUT_MS", "10 "},     {"ONEHOP_TIMEOUT_MS", "99999999999999999999"},
-        {"ONEHOP_LOG", "loud"},        {"ONEHOP_LOG", "Warn"},           {"ONEHOP_DEVICE", "tpu"},
-        {"ONEHOP_ISA", "sse9"},        {"RANK", "x"},                    {"RANK", "-1"},
-        {"WORLD_SIZE", "two"},         {"WORLD_SIZE", "0"},              {"ONEHOP_INIT_TIMEOUT_MS", "0x10"},
+        {"ONEHOP_TIMEOUT_MS", "abc"},
+        {"ONEHOP_TIMEOUT_MS", "0"},
+        {"ONEHOP_TIMEOUT_MS", "-5"},
+        {"ONEHOP_TIMEOUT_MS", "1e3"},
+        {"ONEHOP_TIMEOUT_MS", "10 "},
+        {"ONEHOP_TIMEOUT_MS", "99999999999999999999"},
+        {"ONEHOP_LOG", "loud"},
+        {"ONEHOP_LOG", "Warn"},
+        {"ONEHOP_DEVICE", "tpu"},
+        {"ONEHOP_ISA", "sse9"},
+        {"RANK", "x"},
+        {"RANK", "-1"},
+        {"WORLD_SIZE", "two"},
+        {"WORLD_SIZE", "0"},
+        {"ONEHOP_INIT_TIMEOUT_MS", "0x10"},
         {"LOCAL_WORLD_SIZE", "many"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

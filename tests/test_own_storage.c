@@ -1,5 +1,6 @@
-/* Communicators over memory that the program brings: from onehop_symmetric_alloc, between threads and processes, and
- * over its own shared mapping between forked ranks that never met in a rendezvous. Rows of captured inputs. */
+/* Communicators over memory that the program brings: from onehop_symmetric_alloc, between threads
+ * and processes, and over its own shared mapping between forked ranks that never met in a
+ * rendezvous. Rows of captured inputs. */
 /* labels: quick */
 #include "fault_kit.h"
 
@@ -37,7 +38,8 @@ static onehop_comm_config prepare(int rank, int world_size, void *const *slabs) 
     config.local = aligned_memory(layout.local_bytes);
     config.host = aligned_memory(layout.host_bytes);
     for (int r = 0; r < world_size; r++) config.symmetric[r] = slabs[r];
-    CHECK_OK(onehop_storage_arm(config.layout, config.device, slabs[rank], config.local, config.host));
+    CHECK_OK(
+        onehop_storage_arm(config.layout, config.device, slabs[rank], config.local, config.host));
     return config;
 }
 
@@ -55,8 +57,8 @@ static void calls(onehop_comm *comm, int rank, int world_size, unsigned count) {
         call.algorithm = way->forced;
         kit_fill(m->in, way->count, rank, i);
         float *out = i % 2 ? m->in : m->out;
-        CHECK_OK(onehop_comm_all_reduce(comm, m->in, out, way->count, ONEHOP_FLOAT32, ONEHOP_SUM, i % 4 ? &call : NULL,
-                                        NULL));
+        CHECK_OK(onehop_comm_all_reduce(comm, m->in, out, way->count, ONEHOP_FLOAT32, ONEHOP_SUM,
+                                        i % 4 ? &call : NULL, NULL));
         kit_check(out, way->count, world_size, i);
     }
     free(m);
@@ -74,7 +76,8 @@ static void on_group(onehop_group *group) {
     void *slabs[MOST];
     CHECK_OK(onehop_layout_get(&config, &layout));
     CHECK_OK(onehop_symmetric_alloc(group, host, layout.symmetric_bytes, &symmetric));
-    CHECK(onehop_symmetric_ptr(symmetric, -1) == NULL && onehop_symmetric_ptr(symmetric, world_size) == NULL);
+    CHECK(onehop_symmetric_ptr(symmetric, -1) == NULL &&
+          onehop_symmetric_ptr(symmetric, world_size) == NULL);
     for (int r = 0; r < world_size; r++) slabs[r] = onehop_symmetric_ptr(symmetric, r);
     onehop_comm_config c = prepare(rank, world_size, slabs);
     CHECK_OK(onehop_group_barrier(group));
@@ -84,9 +87,11 @@ static void on_group(onehop_group *group) {
     release(comm, &c);
     onehop_symmetric_free(symmetric);
     /* Ranks that want different sizes, or nothing. */
-    CHECK_RESULT(ONEHOP_ERR_DISAGREEMENT, onehop_symmetric_alloc(group, host, rank ? 4096 : 8192, &symmetric));
+    CHECK_RESULT(ONEHOP_ERR_DISAGREEMENT,
+                 onehop_symmetric_alloc(group, host, rank ? 4096 : 8192, &symmetric));
     CHECK_CONTAINS("rank 1 asks for 4096 bytes, rank 0 for 8192", onehop_last_error());
-    CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_symmetric_alloc(group, host, rank == 1 ? 0 : 8192, &symmetric));
+    CHECK_RESULT(ONEHOP_ERR_ARGUMENT,
+                 onehop_symmetric_alloc(group, host, rank == 1 ? 0 : 8192, &symmetric));
     CHECK_CONTAINS("bytes is 0", onehop_last_error());
     CHECK_OK(onehop_group_barrier(group));
 }
@@ -122,7 +127,8 @@ typedef struct board {
 
 static void meet(board *b, int world_size) {
     const uint32_t mine = __atomic_add_fetch(&b->arrived, 1, __ATOMIC_ACQ_REL);
-    const uint32_t all = (mine + (uint32_t)world_size - 1) / (uint32_t)world_size * (uint32_t)world_size;
+    const uint32_t all =
+        (mine + (uint32_t)world_size - 1) / (uint32_t)world_size * (uint32_t)world_size;
     while (__atomic_load_n(&b->arrived, __ATOMIC_ACQUIRE) < all) sleep_ms(1);
 }
 
@@ -141,15 +147,15 @@ static void on_own_mapping(int rank, int world_size, void *argument) {
     } else if (rank != b->silent) {
         float in[8] = {1}, out[8];
         const double begun = seconds_now();
-        CHECK_RESULT(ONEHOP_ERR_TIMEOUT,
-                     onehop_comm_all_reduce(comm, in, out, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
+        CHECK_RESULT(ONEHOP_ERR_TIMEOUT, onehop_comm_all_reduce(comm, in, out, 8, ONEHOP_FLOAT32,
+                                                                ONEHOP_SUM, NULL, NULL));
         char part[32];
         snprintf(part, sizeof part, "rank %d did not take part", b->silent);
         CHECK_CONTAINS(part, onehop_last_error());
         const double took = seconds_now() - begun;
         CHECK(took > 0.25 && took < 0.5 + kit_slack());
-        CHECK_RESULT(ONEHOP_ERR_TIMEOUT,
-                     onehop_comm_all_reduce(comm, in, out, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
+        CHECK_RESULT(ONEHOP_ERR_TIMEOUT, onehop_comm_all_reduce(comm, in, out, 8, ONEHOP_FLOAT32,
+                                                                ONEHOP_SUM, NULL, NULL));
     }
     release(comm, &c);
 }
@@ -181,7 +187,8 @@ static void wrong_memory(void) {
     CHECK_INT(4096, layout.push_bytes);
     CHECK_INT(65536, layout.pull_bytes);
     CHECK_INT(5, layout.max_rows);
-    char *slabs[2] = {aligned_memory(layout.symmetric_bytes), aligned_memory(layout.symmetric_bytes)};
+    char *slabs[2] = {aligned_memory(layout.symmetric_bytes),
+                      aligned_memory(layout.symmetric_bytes)};
     onehop_comm_config good = prepare(0, 2, (void *const *)slabs), c = good;
 #define WRONG(change, result, part)                                                                \
     do {                                                                                           \
@@ -213,10 +220,12 @@ static void wrong_memory(void) {
     WRONG(c.timeout_ms = UINT32_MAX, ONEHOP_ERR_ARGUMENT, "timeout_ms");
     WRONG((c.device.kind = ONEHOP_DEVICE_CUDA, c.device.ordinal = 9999), ONEHOP_ERR_NO_DEVICE, " ");
     WRONG(c.device.kind = (onehop_device_kind)12, ONEHOP_ERR_ARGUMENT, "device kind is 12");
-    CHECK_RESULT(ONEHOP_ERR_ALIGNMENT, onehop_storage_arm(&config, host, slabs[0] + 16, c.local, c.host));
+    CHECK_RESULT(ONEHOP_ERR_ALIGNMENT,
+                 onehop_storage_arm(&config, host, slabs[0] + 16, c.local, c.host));
     CHECK_CONTAINS("4096, 256, 256", onehop_last_error());
     config.push_bytes = 12;
-    CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_storage_arm(&config, host, slabs[0], good.local, good.host));
+    CHECK_RESULT(ONEHOP_ERR_ARGUMENT,
+                 onehop_storage_arm(&config, host, slabs[0], good.local, good.host));
 
     uint32_t row = 77, first;
     void *in[2] = {slabs[0], slabs[1]};
@@ -239,7 +248,8 @@ static void wrong_memory(void) {
     CHECK_OK(onehop_comm_row_take(comm, &first));
     CHECK_INT(2, first);
     CHECK_RESULT(ONEHOP_ERR_NULL, onehop_comm_row_take(comm, NULL));
-    CHECK_RESULT(ONEHOP_ERR_NULL, onehop_comm_all_reduce(comm, NULL, slabs[0], 4, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
+    CHECK_RESULT(ONEHOP_ERR_NULL, onehop_comm_all_reduce(comm, NULL, slabs[0], 4, ONEHOP_FLOAT32,
+                                                         ONEHOP_SUM, NULL, NULL));
     release(comm, &good);
     for (int r = 0; r < 2; r++) free(slabs[r]);
 }
@@ -251,7 +261,8 @@ static void defaults(void) {
             onehop_layout_config config = ONEHOP_CONFIG_INIT(onehop_layout_config);
             onehop_layout layout;
             const size_t mib = (size_t)1 << 20, total = (kind == ONEHOP_DEVICE_CUDA ? 64 : 4) * mib;
-            const size_t most = (kind == ONEHOP_DEVICE_CUDA ? 16 : 1) * mib, share = total / (2 * (size_t)world_size);
+            const size_t most = (kind == ONEHOP_DEVICE_CUDA ? 16 : 1) * mib,
+                         share = total / (2 * (size_t)world_size);
             config.device_kind = (onehop_device_kind)kind;
             config.world_size = world_size;
             CHECK_OK(onehop_layout_get(&config, &layout));
@@ -259,8 +270,10 @@ static void defaults(void) {
             CHECK_INT(most, layout.pull_bytes);
             CHECK_INT(kind == ONEHOP_DEVICE_CUDA ? 64 : 16, layout.max_blocks);
             CHECK_INT(kind == ONEHOP_DEVICE_CUDA ? 4096 : 256, layout.max_rows);
-            CHECK(layout.symmetric_bytes >= 2 * (size_t)world_size * layout.push_bytes + 2 * layout.pull_bytes);
-            CHECK_INT(0, layout.symmetric_bytes % 4096 + layout.local_bytes % 256 + layout.host_bytes % 256);
+            CHECK(layout.symmetric_bytes >=
+                  2 * (size_t)world_size * layout.push_bytes + 2 * layout.pull_bytes);
+            CHECK_INT(0, layout.symmetric_bytes % 4096 + layout.local_bytes % 256 +
+                             layout.host_bytes % 256);
         }
 }
 

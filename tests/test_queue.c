@@ -10,8 +10,8 @@
 #include "reference.h"
 
 static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT,
-                                              ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH,
-                                              ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
+                                              ONEHOP_HOST_2SHOT,     ONEHOP_1SHOT_PUSH,
+                                              ONEHOP_1SHOT_PULL,     ONEHOP_2SHOT_PULL};
 #define ALGORITHMS (int)(sizeof algorithms / sizeof *algorithms)
 
 /* ---- replay ---------------------------------------------------------------------------------- */

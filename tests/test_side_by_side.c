@@ -1,5 +1,5 @@
-/* What a group leaves behind, and what it shares with others: two jobs at once, all ranks killed, contexts made and
- * destroyed many times, machines that deny pidfds, ptrace and root. */
+/* What a group leaves behind, and what it shares with others: two jobs at once, all ranks killed,
+ * contexts made and destroyed many times, machines that deny pidfds, ptrace and root. */
 #include "fault_kit.h"
 #include "rendezvous/opening.h"
 
@@ -14,7 +14,7 @@
 
 /* ---- two jobs that differ only in their names ------------------------------------------------------- */
 
-#define JOBS 2
+#define JOBS      2
 #define JOB_CALLS 10000
 
 typedef struct job {
@@ -74,7 +74,8 @@ static bool listed(const char *name, int rank) {
     oh_mesh_address(&mesh, rank, &address);
     FILE *file = fopen("/proc/net/unix", "re");
     CHECK(file != NULL);
-    while (!found && fgets(line, sizeof line, file)) found = strstr(line, address.sun_path + 1) != NULL;
+    while (!found && fgets(line, sizeof line, file))
+        found = strstr(line, address.sun_path + 1) != NULL;
     fclose(file);
     return found;
 }
@@ -94,7 +95,8 @@ static void call_for_ever(int rank, int world_size, void *argument) {
     }
 }
 
-/* Rank 0 waits for a rank 1 that never comes: its name must be seen while it does, and not after. */
+/* Rank 0 waits for a rank 1 that never comes: its name must be seen while it does, and not after.
+ * */
 static void proof_of_listed(void) {
     run *now = shared_memory(sizeof *now);
     snprintf(now->name, sizeof now->name, "listed");
@@ -113,7 +115,8 @@ static void all_killed(void) {
     for (int round = 0; round < 100; round++) {
         pid_t pids[2];
         memset(now, 0, sizeof *now);
-        snprintf(now->name, sizeof now->name, "killed %d", round / 2); /* a name is used again at once */
+        snprintf(now->name, sizeof now->name, "killed %d",
+                 round / 2); /* a name is used again at once */
         for (int r = 0; r < 2; r++) pids[r] = start_rank(call_for_ever, r, 2, now);
         while (round % 4 && __atomic_load_n(&now->calls[0], __ATOMIC_RELAXED) < 3) sleep_ms(1);
         sleep_ms((unsigned)(random_next(&random) % 4));
@@ -123,7 +126,8 @@ static void all_killed(void) {
     for (int i = 0; i < 50; i++) {
         snprintf(now->name, sizeof now->name, "killed %d", i);
         for (int r = 0; r < 2; r++)
-            if (listed(now->name, r)) FAIL("the socket of rank %d of \"%s\" is still there", r, now->name);
+            if (listed(now->name, r))
+                FAIL("the socket of rank %d of \"%s\" is still there", r, now->name);
     }
     CHECK_INT(shm, entries("/dev/shm"));
     CHECK_INT(tmp, entries("/tmp"));
@@ -180,7 +184,8 @@ static void again_and_again(int rank, int world_size, void *argument) {
     }
     CHECK_INT(fds, count_fds());
     /* Address sanitizer keeps freed memory back. */
-    if (!HARNESS_SANITIZED && mappings() > maps + 2) FAIL("%d mappings, %d after the first rounds", mappings(), maps);
+    if (!HARNESS_SANITIZED && mappings() > maps + 2)
+        FAIL("%d mappings, %d after the first rounds", mappings(), maps);
     if (!HARNESS_SANITIZED && resident_kib() > memory + 1024)
         FAIL("%ld KiB resident, %ld after the first rounds", resident_kib(), memory);
     free(m);
@@ -201,12 +206,15 @@ static void failed_set_ups(int rank, int world_size, void *argument) {
         config.name = own.text;
         if (i % 3 == 0 && rank) config.max_rows = 9;
         if (i % 3 == 1) config.push_bytes = 5;
-        if (i % 3 == 2 && rank) config.timeout_ms = UINT32_MAX; /* found last, when all memory is there */
-        CHECK_RESULT(i % 3 ? ONEHOP_ERR_ARGUMENT : ONEHOP_ERR_DISAGREEMENT, onehop_create(&config, &ctx));
+        if (i % 3 == 2 && rank)
+            config.timeout_ms = UINT32_MAX; /* found last, when all memory is there */
+        CHECK_RESULT(i % 3 ? ONEHOP_ERR_ARGUMENT : ONEHOP_ERR_DISAGREEMENT,
+                     onehop_create(&config, &ctx));
         if (i == 5) fds = count_fds(), maps = mappings();
     }
     CHECK_INT(fds, count_fds());
-    if (!HARNESS_SANITIZED && mappings() > maps + 1) FAIL("%d mappings, %d after the first rounds", mappings(), maps);
+    if (!HARNESS_SANITIZED && mappings() > maps + 1)
+        FAIL("%d mappings, %d after the first rounds", mappings(), maps);
 }
 
 /* ---- a narrow sandbox ------------------------------------------------------------------------------------- */

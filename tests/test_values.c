@@ -15,8 +15,8 @@
 #define MOST 65536
 
 static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT,
-                                              ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH,
-                                              ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
+                                              ONEHOP_HOST_2SHOT,     ONEHOP_1SHOT_PUSH,
+                                              ONEHOP_1SHOT_PULL,     ONEHOP_2SHOT_PULL};
 #define ALGORITHMS (int)(sizeof algorithms / sizeof *algorithms)
 static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
 

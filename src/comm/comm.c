@@ -9,8 +9,9 @@
 static onehop_result check_pointer(const void *p, size_t alignment, const char *what, int rank) {
     if (!p) return oh_error(ONEHOP_ERR_NULL, "communicator: %s of rank %d is NULL", what, rank);
     if ((uintptr_t)p % alignment)
-        return oh_error(ONEHOP_ERR_ALIGNMENT, "communicator: %s of rank %d at %p is not aligned to %zu", what,
-                        rank, p, alignment);
+        return oh_error(ONEHOP_ERR_ALIGNMENT,
+                        "communicator: %s of rank %d at %p is not aligned to %zu", what, rank, p,
+                        alignment);
     return ONEHOP_OK;
 }
 
@@ -24,7 +25,8 @@ static onehop_result check_config(const onehop_comm_config *c) {
                         c->world_size - 1);
     if (!c->layout) return oh_error(ONEHOP_ERR_NULL, "communicator: layout is NULL");
     if (c->layout->world_size != c->world_size)
-        return oh_error(ONEHOP_ERR_WORLD_SIZE, "communicator: layout is for %d ranks, world size is %d",
+        return oh_error(ONEHOP_ERR_WORLD_SIZE,
+                        "communicator: layout is for %d ranks, world size is %d",
                         c->layout->world_size, c->world_size);
     if (c->flags & ~(ONEHOP_FLAG_EARLY_TRIGGER | ONEHOP_FLAG_SHARE_GPU))
         return oh_error(ONEHOP_ERR_ARGUMENT, "communicator: flags 0x%x has unknown bits", c->flags);
@@ -39,7 +41,8 @@ static onehop_result check_config(const onehop_comm_config *c) {
 static onehop_result resolve_timeout(uint32_t given, uint32_t *out) {
     int64_t value = given;
     if (given > OH_LONGEST_TIMEOUT_MS)
-        return oh_error(ONEHOP_ERR_ARGUMENT, "communicator: timeout_ms is %u, expected 1..2^31, or 0 for the default",
+        return oh_error(ONEHOP_ERR_ARGUMENT,
+                        "communicator: timeout_ms is %u, expected 1..2^31, or 0 for the default",
                         given);
     onehop_result result =
         given ? ONEHOP_OK : oh_env_integer(OH_ENV_TIMEOUT_MS, 1, INT32_MAX, 300000, &value);
@@ -51,7 +54,8 @@ static onehop_result load_functions(onehop_comm *comm, uint32_t ranks_per_device
     size_t count;
     const oh_kernel *kernels = oh_kernel_list(&count);
     comm->functions = calloc(count, sizeof *comm->functions);
-    if (!comm->functions) return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory for %zu functions", count);
+    if (!comm->functions)
+        return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory for %zu functions", count);
     if (comm->dispatch.kind == ONEHOP_DEVICE_CUDA) {
         size_t size;
         const void *image = oh_kernel_image(&size);
@@ -61,9 +65,11 @@ static onehop_result load_functions(onehop_comm *comm, uint32_t ranks_per_device
     for (size_t i = 0; i < count; i++) {
         bool used = false;
         for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++)
-            for (int a = 1; a <= ONEHOP_LOCAL_COPY; a++) used |= comm->dispatch.kernels[a][d] == (int)i;
+            for (int a = 1; a <= ONEHOP_LOCAL_COPY; a++)
+                used |= comm->dispatch.kernels[a][d] == (int)i;
         if (!used) continue;
-        onehop_result result = comm->device->ops->load(comm->device, &kernels[i], 1, &comm->functions[i]);
+        onehop_result result =
+            comm->device->ops->load(comm->device, &kernels[i], 1, &comm->functions[i]);
         uint32_t resident = 0;
         if (!result)
             result = comm->device->ops->resident_blocks(comm->device, &comm->functions[i],
@@ -72,8 +78,10 @@ static onehop_result load_functions(onehop_comm *comm, uint32_t ranks_per_device
         if (comm->dispatch.kind == ONEHOP_DEVICE_CUDA &&
             (uint64_t)comm->dispatch.planes.max_blocks * ranks_per_device > resident)
             return oh_error(ONEHOP_ERR_ARGUMENT,
-                            "communicator: max_blocks is %u with %u ranks on a GPU, but only %u blocks of %s fit at once",
-                            comm->dispatch.planes.max_blocks, ranks_per_device, resident, kernels[i].name);
+                            "communicator: max_blocks is %u with %u ranks on a GPU, but only %u "
+                            "blocks of %s fit at once",
+                            comm->dispatch.planes.max_blocks, ranks_per_device, resident,
+                            kernels[i].name);
     }
     return ONEHOP_OK;
 }
@@ -93,8 +101,10 @@ static void fill_template(onehop_comm *comm, const onehop_comm_config *c, void *
     a->phase_bytes = a->planes.slot_bytes * (oh_u64)c->world_size;
     for (int k = 0; k < c->world_size - 1; k++) {
         const int peer = (c->rank + 1 + k) % c->world_size, source = k + (k >= c->rank);
-        a->peers[k].there = a->slabs[peer] + a->planes.push + a->planes.slot_bytes * (oh_u64)c->rank;
-        a->peers[k].from = a->slabs[c->rank] + a->planes.push + a->planes.slot_bytes * (oh_u64)source;
+        a->peers[k].there =
+            a->slabs[peer] + a->planes.push + a->planes.slot_bytes * (oh_u64)c->rank;
+        a->peers[k].from =
+            a->slabs[c->rank] + a->planes.push + a->planes.slot_bytes * (oh_u64)source;
     }
     a->rank = (uint32_t)c->rank;
     a->world = (uint32_t)c->world_size;
@@ -145,13 +155,15 @@ onehop_result oh_comm_open(const onehop_comm_config *config, oh_device *device, 
 /* The memory is there already, so its device is known. */
 static onehop_result open_named(onehop_device which, oh_device **out) {
     if (which.kind == ONEHOP_DEVICE_AUTO)
-        return oh_error(ONEHOP_ERR_ARGUMENT, "device kind is AUTO; memory of the caller's own has kind CUDA or HOST");
+        return oh_error(ONEHOP_ERR_ARGUMENT,
+                        "device kind is AUTO; memory of the caller's own has kind CUDA or HOST");
     return oh_device_open(which, 0, out);
 }
 
 onehop_result onehop_comm_create(const onehop_comm_config *config, onehop_comm **comm_out) {
     if (!config || !comm_out)
-        return oh_error(ONEHOP_ERR_NULL, "onehop_comm_create: %s is NULL", config ? "comm_out" : "config");
+        return oh_error(ONEHOP_ERR_NULL, "onehop_comm_create: %s is NULL",
+                        config ? "comm_out" : "config");
     onehop_comm_config known;
     onehop_layout_config layout;
     oh_device *device = NULL;
@@ -162,7 +174,8 @@ onehop_result onehop_comm_create(const onehop_comm_config *config, onehop_comm *
     }
     if (!result) result = open_named(known.device, &device);
     if (!result && known.layout && layout.device_kind != device->ops->kind)
-        result = oh_error(ONEHOP_ERR_ARGUMENT, "communicator: layout is for device kind %d, the device is of kind %d",
+        result = oh_error(ONEHOP_ERR_ARGUMENT,
+                          "communicator: layout is for device kind %d, the device is of kind %d",
                           (int)layout.device_kind, (int)device->ops->kind);
     if (!result) result = oh_comm_open(&known, device, true, NULL, comm_out);
     if (result && device) device->ops->close(device);
@@ -183,8 +196,9 @@ onehop_result onehop_storage_arm(const onehop_layout_config *config, onehop_devi
     if (!config || !symmetric || !local || !host)
         return oh_error(ONEHOP_ERR_NULL, "onehop_storage_arm: a pointer is NULL");
     if ((uintptr_t)symmetric % 4096 || (uintptr_t)local % 256 || (uintptr_t)host % 256)
-        return oh_error(ONEHOP_ERR_ALIGNMENT,
-                        "onehop_storage_arm: expected alignments 4096, 256, 256 for symmetric, local, host");
+        return oh_error(
+            ONEHOP_ERR_ALIGNMENT,
+            "onehop_storage_arm: expected alignments 4096, 256, 256 for symmetric, local, host");
     onehop_layout_config known;
     onehop_layout layout;
     oh_planes planes;
@@ -197,8 +211,9 @@ onehop_result onehop_storage_arm(const onehop_layout_config *config, onehop_devi
     return result;
 }
 
-/* The host device's waits look here; the sockets at most once a millisecond. Called by the thread that runs
- * the call, so group_looked_ns needs no lock, save that a call may run on a stream's worker: then it is only there. */
+/* The host device's waits look here; the sockets at most once a millisecond. Called by the thread
+ * that runs the call, so group_looked_ns needs no lock, save that a call may run on a stream's
+ * worker: then it is only there. */
 static int poll_peers(void *argument) {
     onehop_comm *comm = argument;
     const uint64_t now = oh_clock_ns();

@@ -1,9 +1,9 @@
-/* The communicator: a validated holder of pointers over memory that somebody else owns, and the one place from which
- * calls are launched. It allocates no device memory and exchanges nothing.
+/* The communicator: a validated holder of pointers over memory that somebody else owns, and the one
+ * place from which calls are launched. It allocates no device memory and exchanges nothing.
  *
- * Its state is in three places: device memory of this rank (oh_local: epochs, stop), the control pages of all slabs
- * (verdicts), and host memory (oh_host_page.record: what a kernel found). oh_comm_check reads the last, on every
- * call; failure.c reads the others, when asked. */
+ * Its state is in three places: device memory of this rank (oh_local: epochs, stop), the control
+ * pages of all slabs (verdicts), and host memory (oh_host_page.record: what a kernel found).
+ * oh_comm_check reads the last, on every call; failure.c reads the others, when asked. */
 #ifndef OH_COMM_H
 #define OH_COMM_H
 
@@ -30,8 +30,8 @@ struct onehop_comm {
     uint64_t group_looked_ns;
     uint64_t gone_since_ns; /* atomic: when a peer was first seen gone, 0: never */
 
-    /* Streams of the last eager and the last captured call, to order calls that change streams. Ids are one more
-     * than the device's, which gives 0 to the stream NULL; 0: none yet. */
+    /* Streams of the last eager and the last captured call, to order calls that change streams. Ids
+     * are one more than the device's, which gives 0 to the stream NULL; 0: none yet. */
     onehop_stream_t eager_stream, captured_stream;
     uint64_t eager_id, captured_id;
 
@@ -67,16 +67,16 @@ onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *request, const
 /* OK, or the error of a dead communicator. Reads host memory only. */
 onehop_result oh_comm_check(onehop_comm *comm);
 
-/* As oh_comm_check, after a look at the control page and the group. Since it may talk to the device it is not for
- * the launch path. */
+/* As oh_comm_check, after a look at the control page and the group. Since it may talk to the device
+ * it is not for the launch path. */
 onehop_result oh_comm_look(onehop_comm *comm);
 
-/* Watches peers' processes while work is in flight: marks a lost one on the own control page, so that the waiting
- * kernel ends. */
+/* Watches peers' processes while work is in flight: marks a lost one on the own control page, so
+ * that the waiting kernel ends. */
 void oh_comm_watch(onehop_comm *comm);
 
-/* A peer was seen gone. What it sent before may still be all that a running call needs; true once that is out of
- * the question. */
+/* A peer was seen gone. What it sent before may still be all that a running call needs; true once
+ * that is out of the question. */
 bool oh_comm_gone_for_long(onehop_comm *comm);
 
 /* Declares the communicator dead from outside a call and tells every rank. */
@@ -91,6 +91,7 @@ void oh_comm_leave(onehop_comm *comm);
 /* Words of device memory, seen whole by whoever reads them there. */
 onehop_result oh_comm_store_u32(onehop_comm *comm, uint64_t address, uint32_t value);
 onehop_result oh_comm_store_u64(onehop_comm *comm, uint64_t address, uint64_t value);
-onehop_result oh_comm_load_u64s(onehop_comm *comm, uint64_t address, uint64_t *values, size_t count);
+onehop_result oh_comm_load_u64s(onehop_comm *comm, uint64_t address, uint64_t *values,
+                                size_t count);
 
 #endif

@@ -35,7 +35,8 @@ static onehop_result check_environment(void) {
     return result ? result : oh_env_integer(OH_ENV_MULTICAST, 0, 1, 0, &unused);
 }
 
-/* Every rank's descriptor to every rank; descriptors of one set of ranks end with the step that used them. */
+/* Every rank's descriptor to every rank; descriptors of one set of ranks end with the step that
+ * used them. */
 static void close_fds(int *fds, int count) {
     for (int i = 0; i < count; i++)
         if (fds[i] >= 0) close(fds[i]);
@@ -88,10 +89,12 @@ static onehop_result open_group(onehop_t *ctx) {
 
 onehop_result onehop_create(const onehop_config *config, onehop_t **context_out) {
     if (!config || !context_out)
-        return oh_error(ONEHOP_ERR_NULL, "onehop_create: %s is NULL", config ? "context_out" : "config");
+        return oh_error(ONEHOP_ERR_NULL, "onehop_create: %s is NULL",
+                        config ? "context_out" : "config");
     onehop_t *ctx = calloc(1, sizeof *ctx);
     if (!ctx) return oh_error(ONEHOP_ERR_MEMORY, "onehop_create: no memory");
-    onehop_result result = oh_config_copy(&ctx->config, sizeof ctx->config, config, "onehop_config");
+    onehop_result result =
+        oh_config_copy(&ctx->config, sizeof ctx->config, config, "onehop_config");
     if (!result) result = check_environment();
     if (!result) result = open_group(ctx);
     if (!result) result = ctx->world == 1 ? make_alone(ctx) : set_up(ctx);
@@ -112,7 +115,8 @@ static onehop_result make_all(onehop_t **ctx, int n) {
     onehop_result result = ONEHOP_OK;
     for (int r = 0; r < ONEHOP_MAX_RANKS; r++) fds[r] = -1;
     for (int r = 0; r < n && !result; r++) result = oh_context_introduce(ctx[r], &all[r]);
-    for (int r = 0; r < n && !result; r++) result = oh_context_allocate(ctx[r], all, &offers[r], &fds[r]);
+    for (int r = 0; r < n && !result; r++)
+        result = oh_context_allocate(ctx[r], all, &offers[r], &fds[r]);
     for (int r = 0; r < n && !result; r++) result = oh_context_connect(ctx[r], offers, fds);
     close_fds(fds, n);
     for (int r = 0; r < n && !result; r++) result = oh_context_finish(ctx[r]);
@@ -124,14 +128,17 @@ onehop_result onehop_create_all(const onehop_config *config, int n, const onehop
     onehop_config known;
     onehop_t *ctx[ONEHOP_MAX_RANKS] = {NULL};
     if (!config || !contexts_out)
-        return oh_error(ONEHOP_ERR_NULL, "onehop_create_all: %s is NULL", config ? "contexts_out" : "config");
+        return oh_error(ONEHOP_ERR_NULL, "onehop_create_all: %s is NULL",
+                        config ? "contexts_out" : "config");
     if (n < 1 || n > ONEHOP_MAX_RANKS)
-        return oh_error(ONEHOP_ERR_WORLD_SIZE, "onehop_create_all: n is %d, expected 1..%d", n, ONEHOP_MAX_RANKS);
+        return oh_error(ONEHOP_ERR_WORLD_SIZE, "onehop_create_all: n is %d, expected 1..%d", n,
+                        ONEHOP_MAX_RANKS);
     onehop_result result = oh_config_copy(&known, sizeof known, config, "onehop_config");
     if (!result) result = check_environment();
     if (!result && (known.group || known.rank || known.world_size || known.name))
-        result = oh_error(ONEHOP_ERR_ARGUMENT,
-                          "onehop_create_all: group, rank, world_size and name must be zero; all ranks are here");
+        result = oh_error(
+            ONEHOP_ERR_ARGUMENT,
+            "onehop_create_all: group, rank, world_size and name must be zero; all ranks are here");
     for (int r = 0; r < n && !result; r++) {
         ctx[r] = calloc(1, sizeof *ctx[r]);
         if (!ctx[r]) {
@@ -156,14 +163,16 @@ onehop_result onehop_create_all(const onehop_config *config, int n, const onehop
 void onehop_destroy(onehop_t *context) {
     if (!context) return;
     if (context->comm) {
-        /* Own calls end by themselves, at their deadline at the latest. A CUDA stream that cannot be asked (say, being
-         * captured) may still run one: its memory must stay. A host stream ends its calls before it goes. */
+        /* Own calls end by themselves, at their deadline at the latest. A CUDA stream that cannot
+         * be asked (say, being captured) may still run one: its memory must stay. A host stream
+         * ends its calls before it goes. */
         onehop_result result = ONEHOP_OK;
         if (context->comm->eager_id)
             result = oh_comm_wait(context->comm, context->comm->eager_stream);
         oh_comm_leave(context->comm);
         if (result && result > -300 && context->info.device.kind == ONEHOP_DEVICE_CUDA) {
-            oh_log(ONEHOP_LOG_ERROR, "onehop_destroy: memory is kept, the last call cannot be waited for: %s",
+            oh_log(ONEHOP_LOG_ERROR,
+                   "onehop_destroy: memory is kept, the last call cannot be waited for: %s",
                    onehop_last_error());
             return;
         }
@@ -188,7 +197,8 @@ onehop_device onehop_get_device(const onehop_t *context) {
 
 onehop_result onehop_get_stats(const onehop_t *context, onehop_stats *stats_out) {
     if (!context || !stats_out)
-        return oh_error(ONEHOP_ERR_NULL, "onehop_get_stats: %s is NULL", context ? "stats_out" : "context");
+        return oh_error(ONEHOP_ERR_NULL, "onehop_get_stats: %s is NULL",
+                        context ? "stats_out" : "context");
     *stats_out = context->comm ? context->comm->stats : context->alone;
     if (context->comm) stats_out->rows_used = context->comm->rows_used;
     return ONEHOP_OK;
@@ -226,6 +236,7 @@ onehop_result onehop_abort(onehop_t *context) {
 onehop_result onehop_set_timeout(onehop_t *context, uint32_t timeout_ms) {
     if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_set_timeout: context is NULL");
     if (timeout_ms < 1 || timeout_ms > OH_LONGEST_TIMEOUT_MS)
-        return oh_error(ONEHOP_ERR_ARGUMENT, "onehop_set_timeout: %u ms, expected 1..2^31", timeout_ms);
+        return oh_error(ONEHOP_ERR_ARGUMENT, "onehop_set_timeout: %u ms, expected 1..2^31",
+                        timeout_ms);
     return context->comm ? oh_comm_set_timeout(context->comm, timeout_ms) : ONEHOP_OK;
 }

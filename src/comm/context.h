@@ -1,7 +1,7 @@
 /* The context: a group, this rank's memory and a communicator over it, made together.
  *
- * Setting up is written as steps that each rank does alone, with an exchange between them, so that ranks in
- * processes, in threads, and all ranks in one thread take the same path:
+ * Setting up is written as steps that each rank does alone, with an exchange between them, so that
+ * ranks in processes, in threads, and all ranks in one thread take the same path:
  *   introduce   what this rank is and wants; its device is open           -> oh_introduction to all
  *   allocate    settings compared, sizes agreed, memory made              -> oh_offer and a descriptor to all
  *   connect     the peers' memory mapped, own memory armed                -> barrier
@@ -56,7 +56,7 @@ struct onehop {
     oh_mem slabs[ONEHOP_MAX_RANKS];
     void *local;
     void *host, *host_device;
-    onehop_comm *comm; /* NULL in a group of one rank */
+    onehop_comm *comm;  /* NULL in a group of one rank */
     onehop_stats alone; /* of a group of one rank */
     oh_dispatch dispatch;
 
@@ -66,7 +66,8 @@ struct onehop {
 };
 
 onehop_result oh_context_introduce(onehop_t *ctx, oh_introduction *out);
-onehop_result oh_context_allocate(onehop_t *ctx, const oh_introduction *all, oh_offer *out, int *fd_out);
+onehop_result oh_context_allocate(onehop_t *ctx, const oh_introduction *all, oh_offer *out,
+                                  int *fd_out);
 onehop_result oh_context_connect(onehop_t *ctx, const oh_offer *offers, const int *fds);
 onehop_result oh_context_finish(onehop_t *ctx);
 

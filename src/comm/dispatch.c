@@ -1,5 +1,6 @@
-/* The table and its reading. Each row: up to this many bytes, this algorithm and grid. Provenance in the comment
- * of each table; rows of one (device, world size) are sorted by bytes, the last holds for all longer messages. */
+/* The table and its reading. Each row: up to this many bytes, this algorithm and grid. Provenance
+ * in the comment of each table; rows of one (device, world size) are sorted by bytes, the last
+ * holds for all longer messages. */
 #include "comm/dispatch.h"
 
 #include "kernels/kernels.h"
@@ -7,8 +8,8 @@
 #include <string.h>
 
 #define ANY SIZE_MAX
-#define K ((size_t)1 << 10)
-#define M ((size_t)1 << 20)
+#define K   ((size_t)1 << 10)
+#define M   ((size_t)1 << 20)
 
 typedef struct row {
     onehop_device_kind kind;
@@ -19,7 +20,8 @@ typedef struct row {
 } row;
 
 static const row table[] = {
-    /* Two H200 over NVLink, bf16, graphs, 2026-11-29: best grid of a sweep, W=2; other W taken from it. */
+    /* Two H200 over NVLink, bf16, graphs, 2026-11-29: best grid of a sweep, W=2; other W taken from
+     * it. */
     {ONEHOP_DEVICE_CUDA, 2, 16, 1 * K, ONEHOP_1SHOT_PUSH, 2, 64},
     {ONEHOP_DEVICE_CUDA, 2, 16, 4 * K, ONEHOP_1SHOT_PUSH, 2, 128},
     {ONEHOP_DEVICE_CUDA, 2, 16, 16 * K, ONEHOP_1SHOT_PUSH, 8, 128},
@@ -39,7 +41,8 @@ static const row table[] = {
 static const row *row_for(const oh_dispatch *d, size_t bytes) {
     for (size_t i = 0; i < OH_LENGTH(table); i++) {
         const row *r = &table[i];
-        if (r->kind == d->kind && d->world >= r->world_low && d->world <= r->world_high && bytes <= r->up_to)
+        if (r->kind == d->kind && d->world >= r->world_low && d->world <= r->world_high &&
+            bytes <= r->up_to)
             return r;
     }
     return NULL;
@@ -53,14 +56,15 @@ static bool is_pull(onehop_algorithm a) {
     return a == ONEHOP_1SHOT_PULL || a == ONEHOP_2SHOT_PULL;
 }
 
-/* Equal pieces of whole lines, as few as fit `most`: what is left for the last one keeps all ranks busy. */
+/* Equal pieces of whole lines, as few as fit `most`: what is left for the last one keeps all ranks
+ * busy. */
 static size_t equal_pieces(size_t bytes, size_t most) {
     const size_t pieces = (bytes + most - 1) / most;
     return oh_round_up((bytes + pieces - 1) / pieces, 128);
 }
 
-/* A message that fits a half of the pull buffer goes whole. Longer ones: 2shot_pull uses one place again and again,
- * 1shot_pull two in turn. Bytes of a chunk are counted in 32 bits. */
+/* A message that fits a half of the pull buffer goes whole. Longer ones: 2shot_pull uses one place
+ * again and again, 1shot_pull two in turn. Bytes of a chunk are counted in 32 bits. */
 static size_t pull_chunk_bytes(const oh_dispatch *d, onehop_algorithm a, size_t bytes) {
     const size_t whole = d->planes.pull_bytes < 2048 * M ? d->planes.pull_bytes : 2048 * M;
     const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES);
@@ -68,8 +72,8 @@ static size_t pull_chunk_bytes(const oh_dispatch *d, onehop_algorithm a, size_t 
     return equal_pieces(bytes, oh_round_down(a == ONEHOP_1SHOT_PULL ? whole / 2 : whole, 128));
 }
 
-/* Pieces: a message that fits its slot goes whole; else in halves of a push slot, or in quarters of the area that
- * a rank publishes in. */
+/* Pieces: a message that fits its slot goes whole; else in halves of a push slot, or in quarters of
+ * the area that a rank publishes in. */
 static size_t chunk_bytes_for(const oh_dispatch *d, onehop_algorithm a, size_t bytes) {
     const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES);
     if (is_pull(a)) return pull_chunk_bytes(d, a, bytes);
@@ -102,8 +106,10 @@ static onehop_result choose_grid(const oh_dispatch *d, const onehop_call *call, 
     const uint32_t fewest = d->kind == ONEHOP_DEVICE_HOST ? 1 : 32;
     const uint32_t most = d->kind == ONEHOP_DEVICE_HOST ? 1 : bound;
     if (call->threads && (call->threads < fewest || call->threads > most || call->threads % fewest))
-        return oh_error(ONEHOP_ERR_ALGORITHM, "%s takes %u..%u threads a block here, in multiples of %u, found %u",
-                        onehop_algorithm_name(choice->algorithm), fewest, most, fewest, call->threads);
+        return oh_error(ONEHOP_ERR_ALGORITHM,
+                        "%s takes %u..%u threads a block here, in multiples of %u, found %u",
+                        onehop_algorithm_name(choice->algorithm), fewest, most, fewest,
+                        call->threads);
     if (call->blocks) choice->blocks = call->blocks;
     if (call->threads) choice->threads = call->threads;
     return ONEHOP_OK;
@@ -111,12 +117,15 @@ static onehop_result choose_grid(const oh_dispatch *d, const onehop_call *call, 
 
 /* A caller may name the source that the algorithm has here anyway. */
 static onehop_result check_source(const onehop_choice *choice, const onehop_call *call) {
-    if (!call || call->source == ONEHOP_SOURCE_NONE || call->source == choice->source) return ONEHOP_OK;
+    if (!call || call->source == ONEHOP_SOURCE_NONE || call->source == choice->source)
+        return ONEHOP_OK;
     if (!is_pull(choice->algorithm))
         return oh_error(ONEHOP_ERR_ALGORITHM, "source %s belongs to pull algorithms; %s has none",
                         onehop_source_name(call->source), onehop_algorithm_name(choice->algorithm));
-    return oh_error(ONEHOP_ERR_ALGORITHM, "source %s (%d) is not available; %s reads the workspace in this version",
-                    onehop_source_name(call->source), (int)call->source, onehop_algorithm_name(choice->algorithm));
+    return oh_error(ONEHOP_ERR_ALGORITHM,
+                    "source %s (%d) is not available; %s reads the workspace in this version",
+                    onehop_source_name(call->source), (int)call->source,
+                    onehop_algorithm_name(choice->algorithm));
 }
 
 void oh_dispatch_init(oh_dispatch *d, onehop_device_kind kind, int world, const oh_planes *planes) {
@@ -152,9 +161,10 @@ onehop_result oh_dispatch_choose(const oh_dispatch *d, size_t bytes, onehop_dtyp
     const bool known = (unsigned)plan.choice.algorithm <= ONEHOP_LOCAL_COPY;
     plan.kernel = known ? d->kernels[plan.choice.algorithm][dtype] : -1;
     if (plan.kernel < 0)
-        return oh_error(ONEHOP_ERR_ALGORITHM, "%s (%d) is not available on the %s device for %s, world size %d",
-                        onehop_algorithm_name(forced), (int)forced,
-                        d->kind == ONEHOP_DEVICE_CUDA ? "cuda" : "host", onehop_dtype_name(dtype), d->world);
+        return oh_error(
+            ONEHOP_ERR_ALGORITHM, "%s (%d) is not available on the %s device for %s, world size %d",
+            onehop_algorithm_name(forced), (int)forced,
+            d->kind == ONEHOP_DEVICE_CUDA ? "cuda" : "host", onehop_dtype_name(dtype), d->world);
     if (is_pull(plan.choice.algorithm)) plan.choice.source = ONEHOP_SOURCE_WORKSPACE;
     result = check_source(&plan.choice, call);
     if (result) return result;

@@ -1,5 +1,6 @@
-/* Which algorithm, grid and block serve a call. Data: a table of rows; a pure function of values that are equal on
- * all ranks, so that all ranks choose alike, and total: no size is without an answer. */
+/* Which algorithm, grid and block serve a call. Data: a table of rows; a pure function of values
+ * that are equal on all ranks, so that all ranks choose alike, and total: no size is without an
+ * answer. */
 #ifndef OH_DISPATCH_H
 #define OH_DISPATCH_H
 
@@ -11,7 +12,8 @@ typedef struct oh_dispatch {
     onehop_device_kind kind;
     int world;
     oh_planes planes;
-    /* Looked up once: index in oh_kernel_list for [algorithm][type], -1 for none, and its launch bound. */
+    /* Looked up once: index in oh_kernel_list for [algorithm][type], -1 for none, and its launch
+     * bound. */
     int16_t kernels[ONEHOP_LOCAL_COPY + 1][ONEHOP_BFLOAT16 + 1];
     uint32_t bounds[ONEHOP_LOCAL_COPY + 1][ONEHOP_BFLOAT16 + 1];
 } oh_dispatch;
@@ -24,7 +26,8 @@ typedef struct oh_plan {
     size_t chunk_bytes; /* pieces the message goes in */
 } oh_plan;
 
-/* Fills plan_out for a message of `bytes` > 0. `call` may be NULL or have zero fields. Errors: ALGORITHM. */
+/* Fills plan_out for a message of `bytes` > 0. `call` may be NULL or have zero fields. Errors:
+ * ALGORITHM. */
 onehop_result oh_dispatch_choose(const oh_dispatch *d, size_t bytes, onehop_dtype dtype,
                                  const onehop_call *call, oh_plan *plan_out);
 

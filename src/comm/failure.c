@@ -1,5 +1,5 @@
-/* Life and death of a communicator, as seen by the host: the record that kernels leave, verdicts of peers, processes
- * that are gone, abort. */
+/* Life and death of a communicator, as seen by the host: the record that kernels leave, verdicts of
+ * peers, processes that are gone, abort. */
 #include "comm/comm.h"
 
 #include "kernels/guard.h"
@@ -7,18 +7,26 @@
 #include <stdio.h>
 #include <string.h>
 
-/* How long a call may go on after a peer was seen gone, for what the others still send each other. */
+/* How long a call may go on after a peer was seen gone, for what the others still send each other.
+ * */
 #define OH_GONE_NS 200000000ull
 
 static onehop_result result_of(uint32_t kind) {
     switch (kind) {
-    case OH_FAIL_TIMEOUT: return ONEHOP_ERR_TIMEOUT;
-    case OH_FAIL_LOST: return ONEHOP_ERR_PEER_LOST;
-    case OH_FAIL_MISMATCH: return ONEHOP_ERR_MISMATCH;
-    case OH_FAIL_ABORTED: return ONEHOP_ERR_ABORTED;
-    case OH_FAIL_OVERLAP: return ONEHOP_ERR_CALLS_OVERLAP;
-    case OH_FAIL_ROW: return ONEHOP_ERR_ROW;
-    default: return ONEHOP_ERR_INTERNAL;
+    case OH_FAIL_TIMEOUT:
+        return ONEHOP_ERR_TIMEOUT;
+    case OH_FAIL_LOST:
+        return ONEHOP_ERR_PEER_LOST;
+    case OH_FAIL_MISMATCH:
+        return ONEHOP_ERR_MISMATCH;
+    case OH_FAIL_ABORTED:
+        return ONEHOP_ERR_ABORTED;
+    case OH_FAIL_OVERLAP:
+        return ONEHOP_ERR_CALLS_OVERLAP;
+    case OH_FAIL_ROW:
+        return ONEHOP_ERR_ROW;
+    default:
+        return ONEHOP_ERR_INTERNAL;
     }
 }
 
@@ -28,25 +36,36 @@ static void describe(const onehop_comm *comm, onehop_failure *f) {
     switch (f->result) {
     case ONEHOP_ERR_TIMEOUT:
         if (f->peer == comm->rank)
-            snprintf(text, size, "rank %d (this one) came later than the deadline in call %u; its peers gave up",
-                     f->peer, f->epoch);
+            snprintf(
+                text, size,
+                "rank %d (this one) came later than the deadline in call %u; its peers gave up",
+                f->peer, f->epoch);
         else
-            snprintf(text, size, "rank %d did not take part in call %u within the deadline", f->peer, f->epoch);
+            snprintf(text, size, "rank %d did not take part in call %u within the deadline",
+                     f->peer, f->epoch);
         break;
     case ONEHOP_ERR_PEER_LOST:
-        snprintf(text, size, "rank %d: its process ended or it left the group, call %u cannot complete", f->peer,
-                 f->epoch);
+        snprintf(text, size,
+                 "rank %d: its process ended or it left the group, call %u cannot complete",
+                 f->peer, f->epoch);
         break;
     case ONEHOP_ERR_MISMATCH:
         snprintf(text, size,
-                 "call %u: rank %d made another call (count, type, reduction, algorithm or grid differs from rank 0's)",
+                 "call %u: rank %d made another call (count, type, reduction, algorithm or grid "
+                 "differs from rank 0's)",
                  f->epoch, f->peer);
         break;
-    case ONEHOP_ERR_ABORTED: snprintf(text, size, "call %u: aborted by onehop_abort", f->epoch); break;
-    case ONEHOP_ERR_CALLS_OVERLAP:
-        snprintf(text, size, "call %u began before the call before it had ended on this communicator", f->epoch);
+    case ONEHOP_ERR_ABORTED:
+        snprintf(text, size, "call %u: aborted by onehop_abort", f->epoch);
         break;
-    default: snprintf(text, size, "call %u: %s", f->epoch, onehop_result_text(f->result)); break;
+    case ONEHOP_ERR_CALLS_OVERLAP:
+        snprintf(text, size,
+                 "call %u began before the call before it had ended on this communicator",
+                 f->epoch);
+        break;
+    default:
+        snprintf(text, size, "call %u: %s", f->epoch, onehop_result_text(f->result));
+        break;
     }
 }
 
@@ -102,19 +121,22 @@ static uint64_t control_of(const onehop_comm *comm, int rank) {
 
 onehop_result oh_comm_store_u32(onehop_comm *comm, uint64_t address, uint32_t value) {
     if (comm->dispatch.kind != ONEHOP_DEVICE_HOST)
-        return comm->device->ops->copy(comm->device, (void *)(uintptr_t)address, &value, sizeof value);
+        return comm->device->ops->copy(comm->device, (void *)(uintptr_t)address, &value,
+                                       sizeof value);
     __atomic_store_n((uint32_t *)(uintptr_t)address, value, __ATOMIC_RELAXED);
     return ONEHOP_OK;
 }
 
 onehop_result oh_comm_store_u64(onehop_comm *comm, uint64_t address, uint64_t value) {
     if (comm->dispatch.kind != ONEHOP_DEVICE_HOST)
-        return comm->device->ops->copy(comm->device, (void *)(uintptr_t)address, &value, sizeof value);
+        return comm->device->ops->copy(comm->device, (void *)(uintptr_t)address, &value,
+                                       sizeof value);
     __atomic_store_n((uint64_t *)(uintptr_t)address, value, __ATOMIC_RELAXED);
     return ONEHOP_OK;
 }
 
-onehop_result oh_comm_load_u64s(onehop_comm *comm, uint64_t address, uint64_t *values, size_t count) {
+onehop_result oh_comm_load_u64s(onehop_comm *comm, uint64_t address, uint64_t *values,
+                                size_t count) {
     const uint64_t *from = (const uint64_t *)(uintptr_t)address;
     if (comm->dispatch.kind != ONEHOP_DEVICE_HOST)
         return comm->device->ops->copy(comm->device, values, from, count * sizeof *values);
@@ -123,7 +145,8 @@ onehop_result oh_comm_load_u64s(onehop_comm *comm, uint64_t address, uint64_t *v
 }
 
 onehop_result oh_comm_set_timeout(onehop_comm *comm, uint32_t timeout_ms) {
-    return oh_comm_store_u64(comm, OH_MEMBER(comm->args.local, oh_local, deadline_ns), timeout_ms * 1000000ull);
+    return oh_comm_store_u64(comm, OH_MEMBER(comm->args.local, oh_local, deadline_ns),
+                             timeout_ms * 1000000ull);
 }
 
 /* Epoch of the last call of block 0; 0 if it cannot be read. */
@@ -141,13 +164,16 @@ void oh_comm_kill(onehop_comm *comm, uint32_t kind, int culprit) {
     f.peer = culprit;
     f.site = OH_SITE_OUTSIDE;
     f.epoch = OH_EPOCH_NEXT(last_epoch(comm)); /* the call that runs or would be made */
-    /* One that is dead has told its peers already: a second verdict would have late ranks name another culprit. */
+    /* One that is dead has told its peers already: a second verdict would have late ranks name
+     * another culprit. */
     if (is_dead(comm) || !set_failure(comm, &f)) return;
-    /* Verdicts before the abort: a kernel that is aborted here adopts the verdict it finds. Own page first. */
+    /* Verdicts before the abort: a kernel that is aborted here adopts the verdict it finds. Own
+     * page first. */
     const uint64_t verdict = OH_VERDICT(kind, culprit, f.epoch);
     for (int k = 0; k < comm->world; k++) {
         const int r = (comm->rank + k) % comm->world;
-        oh_comm_store_u64(comm, OH_MEMBER(control_of(comm, r), oh_control, verdicts[comm->rank]), verdict);
+        oh_comm_store_u64(comm, OH_MEMBER(control_of(comm, r), oh_control, verdicts[comm->rank]),
+                          verdict);
     }
     __atomic_store_n(&comm->page->abort, 1, __ATOMIC_RELEASE);
 }
@@ -156,8 +182,8 @@ void oh_comm_kill(onehop_comm *comm, uint32_t kind, int culprit) {
 static void adopt_verdicts(onehop_comm *comm) {
     uint64_t verdicts[OH_MAX_RANKS];
     const uint32_t next = OH_EPOCH_NEXT(last_epoch(comm));
-    if (oh_comm_load_u64s(comm, OH_MEMBER(control_of(comm, comm->rank), oh_control, verdicts), verdicts,
-                          (size_t)comm->world))
+    if (oh_comm_load_u64s(comm, OH_MEMBER(control_of(comm, comm->rank), oh_control, verdicts),
+                          verdicts, (size_t)comm->world))
         return;
     for (int r = 0; r < comm->world; r++) {
         if (!verdicts[r] || OH_VERDICT_IS_FOR_LATER(verdicts[r], next)) continue;
@@ -188,7 +214,8 @@ static int gone_peer(onehop_comm *comm) {
     return -1;
 }
 
-/* Is a call of this rank running right now? Host paths raise busy; kernels run ahead of their epoch words. */
+/* Is a call of this rank running right now? Host paths raise busy; kernels run ahead of their epoch
+ * words. */
 static bool in_flight(onehop_comm *comm) {
     uint64_t words[OH_LOCAL_EPOCHS / 8], epochs[1024];
     oh_local head;
@@ -202,13 +229,14 @@ static bool in_flight(onehop_comm *comm) {
     return head.busy;
 }
 
-/* Has the peer made the call that this rank will make next? Then it may have left after that. Signatures lie where
- * OH_SIGNATURE_HOME says. */
+/* Has the peer made the call that this rank will make next? Then it may have left after that.
+ * Signatures lie where OH_SIGNATURE_HOME says. */
 static bool made_next_call(onehop_comm *comm, int peer) {
     const uint32_t epoch = OH_EPOCH_NEXT(last_epoch(comm));
     const int home = comm->dispatch.kind == ONEHOP_DEVICE_HOST ? peer : comm->rank;
     uint64_t word = 0;
-    const uint64_t line = OH_MEMBER(control_of(comm, home), oh_control, lines[epoch & 1][peer].signature);
+    const uint64_t line =
+        OH_MEMBER(control_of(comm, home), oh_control, lines[epoch & 1][peer].signature);
     return !oh_comm_load_u64s(comm, line, &word, 1) && (uint32_t)word == epoch;
 }
 
@@ -216,18 +244,20 @@ static void mark_left(onehop_comm *comm, int rank) {
     oh_comm_store_u32(comm, OH_MEMBER(control_of(comm, comm->rank), oh_control, left[rank]), 1);
 }
 
-/* The group shows one lost rank at a time, so a call that waits for another lost one would never hear of it. But
- * a call that a peer has completed needs nothing more from anyone than is already sent: one that is still waiting
- * this long after a peer was seen gone cannot complete. */
+/* The group shows one lost rank at a time, so a call that waits for another lost one would never
+ * hear of it. But a call that a peer has completed needs nothing more from anyone than is already
+ * sent: one that is still waiting this long after a peer was seen gone cannot complete. */
 bool oh_comm_gone_for_long(onehop_comm *comm) {
     const uint64_t now = oh_clock_ns();
     uint64_t since = 0;
     /* Relaxed: the value stands for itself. */
-    __atomic_compare_exchange_n(&comm->gone_since_ns, &since, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    __atomic_compare_exchange_n(&comm->gone_since_ns, &since, now, false, __ATOMIC_RELAXED,
+                                __ATOMIC_RELAXED);
     return since && now - since > OH_GONE_NS;
 }
 
-/* A peer that is gone may have sent all that a running call needs: that call decides, by its own wait, at first. */
+/* A peer that is gone may have sent all that a running call needs: that call decides, by its own
+ * wait, at first. */
 static void go_on_without(onehop_comm *comm, int gone) {
     if (oh_comm_gone_for_long(comm))
         oh_comm_kill(comm, OH_FAIL_LOST, gone);
@@ -252,7 +282,8 @@ void oh_comm_watch(onehop_comm *comm) {
     if (lost >= 0 && in_flight(comm)) go_on_without(comm, lost);
 }
 
-/* Polled: bare at first, since most waits are short, then with rests; the peers are looked at every millisecond. */
+/* Polled: bare at first, since most waits are short, then with rests; the peers are looked at every
+ * millisecond. */
 onehop_result oh_comm_wait(onehop_comm *comm, onehop_stream_t stream) {
     uint64_t looked = oh_clock_ns();
     const uint64_t begun = looked;
@@ -272,5 +303,6 @@ onehop_result oh_comm_wait(onehop_comm *comm, onehop_stream_t stream) {
 void oh_comm_leave(onehop_comm *comm) {
     for (int r = 0; r < comm->world; r++)
         if (r != comm->rank)
-            oh_comm_store_u32(comm, OH_MEMBER(control_of(comm, r), oh_control, left[comm->rank]), 1);
+            oh_comm_store_u32(comm, OH_MEMBER(control_of(comm, r), oh_control, left[comm->rank]),
+                              1);
 }

@@ -1,5 +1,5 @@
-/* From a validated request to a launch. The fast path of the library: no allocation, lock, log or system call
- * beyond the launch. */
+/* From a validated request to a launch. The fast path of the library: no allocation, lock, log or
+ * system call beyond the launch. */
 #include "comm/comm.h"
 
 #include <string.h>
@@ -18,15 +18,18 @@ static uint64_t mix(uint64_t hash, uint64_t value) {
 static uint32_t hash_of(const oh_request *q, const oh_plan *plan) {
     const onehop_choice *c = &plan->choice;
     uint64_t h = mix(0, q->count);
-    h = mix(h, (uint64_t)q->dtype << 32 | (uint64_t)q->op << 24 | (uint64_t)c->algorithm << 8 | (uint64_t)c->source);
+    h = mix(h, (uint64_t)q->dtype << 32 | (uint64_t)q->op << 24 | (uint64_t)c->algorithm << 8 |
+                   (uint64_t)c->source);
     h = mix(h, (uint64_t)c->blocks << 32 | c->threads);
     h = mix(h, plan->chunk_bytes);
     return (uint32_t)(h >> 32);
 }
 
-/* Calls of one communicator run in the order they were made, also when they change streams. Captured calls are
- * ordered within their capture; order among replays and eager calls is the caller's. */
-static onehop_result order_streams(onehop_comm *comm, onehop_stream_t stream, const oh_stream_info *info) {
+/* Calls of one communicator run in the order they were made, also when they change streams.
+ * Captured calls are ordered within their capture; order among replays and eager calls is the
+ * caller's. */
+static onehop_result order_streams(onehop_comm *comm, onehop_stream_t stream,
+                                   const oh_stream_info *info) {
     onehop_stream_t *last = info->capturing ? &comm->captured_stream : &comm->eager_stream;
     uint64_t *last_id = info->capturing ? &comm->captured_id : &comm->eager_id;
     onehop_result result = ONEHOP_OK;
@@ -73,14 +76,16 @@ onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_pl
     args.whole = (args.in | args.out) % OH_UNIT_BYTES ? 0 : (uint32_t)(first / OH_UNIT_BYTES);
     args.hash = hash_of(q, plan);
     args.dtype = (uint32_t)q->dtype;
-    const oh_launch launch = {&comm->functions[plan->kernel], &args, sizeof args, plan->choice.blocks,
-                              plan->choice.threads, q->stream};
+    const oh_launch launch = {
+        &comm->functions[plan->kernel], &args,    sizeof args, plan->choice.blocks,
+        plan->choice.threads,           q->stream};
     result = comm->device->ops->launch(comm->device, &launch);
     if (result) return result;
     count_call(comm, plan, bytes);
     if (captured_out) *captured_out = info.capturing;
-    /* A host call on no stream has run to its end by now, and has failed only if it has left a record: that a peer was
-     * seen to leave just after it, from another thread, is for the next call. */
+    /* A host call on no stream has run to its end by now, and has failed only if it has left a
+     * record: that a peer was seen to leave just after it, from another thread, is for the next
+     * call. */
     if (q->stream || !__atomic_load_n(&comm->page->record.kind, __ATOMIC_ACQUIRE)) return ONEHOP_OK;
     return oh_comm_check(comm);
 }

@@ -1,5 +1,5 @@
-/* The table of captured inputs: rows taken during capture, filled after it, recycled when no graph can run that
- * uses them. All ranks take rows in the same order and so get the same numbers. */
+/* The table of captured inputs: rows taken during capture, filled after it, recycled when no graph
+ * can run that uses them. All ranks take rows in the same order and so get the same numbers. */
 #include "comm/comm.h"
 
 #include <string.h>
@@ -17,7 +17,8 @@ static onehop_result write_row(onehop_comm *comm, uint32_t row, const oh_row *va
 }
 
 onehop_result onehop_comm_row_take(onehop_comm *comm, uint32_t *row_out) {
-    if (!comm || !row_out) return oh_error(ONEHOP_ERR_NULL, "onehop_comm_row_take: a pointer is NULL");
+    if (!comm || !row_out)
+        return oh_error(ONEHOP_ERR_NULL, "onehop_comm_row_take: a pointer is NULL");
     for (uint32_t row = 0; row < comm->stats.rows_total; row++) {
         if (comm->row_used[row]) continue;
         comm->row_used[row] = 1;
@@ -25,7 +26,8 @@ onehop_result onehop_comm_row_take(onehop_comm *comm, uint32_t *row_out) {
         *row_out = row;
         return ONEHOP_OK;
     }
-    return oh_error(ONEHOP_ERR_TOO_LARGE, "all %u rows for captured inputs are taken; release some or raise max_rows",
+    return oh_error(ONEHOP_ERR_TOO_LARGE,
+                    "all %u rows for captured inputs are taken; release some or raise max_rows",
                     comm->stats.rows_total);
 }
 

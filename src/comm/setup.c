@@ -16,7 +16,8 @@ static size_t slot_for(size_t max_bytes) {
 
 static onehop_result check_sizes(const onehop_config *c) {
     if (c->max_bytes > 128 * MIB)
-        return oh_error(ONEHOP_ERR_TOO_LARGE, "max_bytes is %zu, expected at most 128 MiB; longer messages go in chunks",
+        return oh_error(ONEHOP_ERR_TOO_LARGE,
+                        "max_bytes is %zu, expected at most 128 MiB; longer messages go in chunks",
                         c->max_bytes);
     if (c->flags & ~(ONEHOP_FLAG_EARLY_TRIGGER | ONEHOP_FLAG_SHARE_GPU))
         return oh_error(ONEHOP_ERR_ARGUMENT, "flags 0x%x has unknown bits", c->flags);
@@ -49,7 +50,8 @@ onehop_result oh_context_introduce(onehop_t *ctx, oh_introduction *out) {
 /* One setting of one rank against rank 0's. */
 static onehop_result same(const char *what, int rank, uint64_t found, uint64_t expected) {
     if (found == expected) return ONEHOP_OK;
-    return oh_error(ONEHOP_ERR_DISAGREEMENT, "%s is %llu on rank %d and %llu on rank 0; it must be equal", what,
+    return oh_error(ONEHOP_ERR_DISAGREEMENT,
+                    "%s is %llu on rank %d and %llu on rank 0; it must be equal", what,
                     (unsigned long long)found, rank, (unsigned long long)expected);
 }
 
@@ -79,11 +81,13 @@ static onehop_result count_sharing(onehop_t *ctx, const oh_introduction *all) {
     for (int i = 0; i < ctx->world; i++) {
         uint32_t here = 0;
         for (int j = 0; j < ctx->world; j++) {
-            if (!all[i].bus_id[0] || memcmp(all[i].bus_id, all[j].bus_id, sizeof all[i].bus_id)) continue;
+            if (!all[i].bus_id[0] || memcmp(all[i].bus_id, all[j].bus_id, sizeof all[i].bus_id))
+                continue;
             here++;
             if (!same_process(ctx, i, j) && !(ctx->config.flags & ONEHOP_FLAG_SHARE_GPU))
                 return oh_error(ONEHOP_ERR_UNSUPPORTED,
-                                "ranks %d and %d are processes on one GPU (%s), which would be time-sliced; use threads of "
+                                "ranks %d and %d are processes on one GPU (%s), which would be "
+                                "time-sliced; use threads of "
                                 "one process, or ask for it with ONEHOP_FLAG_SHARE_GPU",
                                 i < j ? i : j, i < j ? j : i, all[i].bus_id);
         }
@@ -103,24 +107,30 @@ static uint32_t agreed_blocks(const onehop_t *ctx, const oh_introduction *all) {
     return share < 2 ? 2 : share > 1024 ? 1024 : share;
 }
 
-static onehop_result allocate_own(onehop_t *ctx, const oh_introduction *all, oh_offer *out, int *fd_out) {
+static onehop_result allocate_own(onehop_t *ctx, const oh_introduction *all, oh_offer *out,
+                                  int *fd_out) {
     const oh_device_ops *ops = ctx->device->ops;
     uint32_t kinds = OH_HANDLE_FD | OH_HANDLE_FABRIC;
     for (int r = 0; r < ctx->world; r++) kinds &= all[r].handle_kinds;
     if (ctx->group && !oh_rendezvous_can_pass_fds(ctx->group)) kinds &= ~(uint32_t)OH_HANDLE_FD;
     if (!kinds)
-        return oh_error(ONEHOP_ERR_UNSUPPORTED, "no way to share memory that works on all ranks was found");
-    onehop_result result = ops->mem_create(ctx->device, ctx->layout.symmetric_bytes,
-                                           kinds & OH_HANDLE_FD ? OH_HANDLE_FD : kinds, &ctx->slabs[ctx->rank]);
+        return oh_error(ONEHOP_ERR_UNSUPPORTED,
+                        "no way to share memory that works on all ranks was found");
+    onehop_result result =
+        ops->mem_create(ctx->device, ctx->layout.symmetric_bytes,
+                        kinds & OH_HANDLE_FD ? OH_HANDLE_FD : kinds, &ctx->slabs[ctx->rank]);
     if (!result) result = ops->local_alloc(ctx->device, ctx->layout.local_bytes, &ctx->local);
     if (!result)
-        result = ops->host_alloc(ctx->device, ctx->layout.host_bytes, &ctx->host, &ctx->host_device);
+        result =
+            ops->host_alloc(ctx->device, ctx->layout.host_bytes, &ctx->host, &ctx->host_device);
     memset(out, 0, sizeof *out);
-    if (!result) result = ops->mem_export(ctx->device, &ctx->slabs[ctx->rank], &out->handle, fd_out);
+    if (!result)
+        result = ops->mem_export(ctx->device, &ctx->slabs[ctx->rank], &out->handle, fd_out);
     return result;
 }
 
-onehop_result oh_context_allocate(onehop_t *ctx, const oh_introduction *all, oh_offer *out, int *fd_out) {
+onehop_result oh_context_allocate(onehop_t *ctx, const oh_introduction *all, oh_offer *out,
+                                  int *fd_out) {
     onehop_result result = ONEHOP_OK;
     *fd_out = -1;
     for (int r = 1; r < ctx->world && !result; r++) result = compare(all, r);
@@ -142,14 +152,16 @@ onehop_result oh_context_connect(onehop_t *ctx, const oh_offer *offers, const in
     const oh_device_ops *ops = ctx->device->ops;
     for (int r = 0; r < ctx->world; r++) {
         if (r == ctx->rank) continue;
-        onehop_result result = ops->mem_import(ctx->device, &offers[r].handle, fds[r], &ctx->slabs[r]);
+        onehop_result result =
+            ops->mem_import(ctx->device, &offers[r].handle, fds[r], &ctx->slabs[r]);
         if (result) return result;
         if (ctx->slabs[r].bytes < ctx->layout.symmetric_bytes)
-            return oh_error(ONEHOP_ERR_DISAGREEMENT, "rank %d offers %zu bytes of symmetric memory, expected %zu", r,
+            return oh_error(ONEHOP_ERR_DISAGREEMENT,
+                            "rank %d offers %zu bytes of symmetric memory, expected %zu", r,
                             ctx->slabs[r].bytes, ctx->layout.symmetric_bytes);
     }
-    return oh_storage_arm(ctx->device, &ctx->planes, ctx->world, ctx->slabs[ctx->rank].ptr, ctx->local,
-                          ctx->host);
+    return oh_storage_arm(ctx->device, &ctx->planes, ctx->world, ctx->slabs[ctx->rank].ptr,
+                          ctx->local, ctx->host);
 }
 
 onehop_result oh_context_finish(onehop_t *ctx) {

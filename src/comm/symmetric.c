@@ -18,7 +18,8 @@ typedef struct offer {
     oh_mem_handle handle;
 } offer;
 
-static onehop_result introduce(onehop_symmetric *s, onehop_device device, size_t bytes, offer *mine) {
+static onehop_result introduce(onehop_symmetric *s, onehop_device device, size_t bytes,
+                               offer *mine) {
     oh_device_info info;
     if (bytes == 0) return oh_error(ONEHOP_ERR_ARGUMENT, "onehop_symmetric_alloc: bytes is 0");
     onehop_result result = oh_device_open(device, s->rank, &s->device);
@@ -36,11 +37,12 @@ static onehop_result allocate(onehop_symmetric *s, bool can_pass_fds, const offe
         kinds &= all[r].kinds;
         if (all[r].bytes != all[0].bytes)
             return oh_error(ONEHOP_ERR_DISAGREEMENT,
-                            "onehop_symmetric_alloc: rank %d asks for %llu bytes, rank 0 for %llu", r,
-                            (unsigned long long)all[r].bytes, (unsigned long long)all[0].bytes);
+                            "onehop_symmetric_alloc: rank %d asks for %llu bytes, rank 0 for %llu",
+                            r, (unsigned long long)all[r].bytes, (unsigned long long)all[0].bytes);
     }
     if (!kinds)
-        return oh_error(ONEHOP_ERR_UNSUPPORTED, "no way to share memory that works on all ranks was found");
+        return oh_error(ONEHOP_ERR_UNSUPPORTED,
+                        "no way to share memory that works on all ranks was found");
     const uint32_t kind = kinds & OH_HANDLE_FD ? OH_HANDLE_FD : OH_HANDLE_FABRIC;
     onehop_result result =
         s->device->ops->mem_create(s->device, mine->bytes, kind, &s->slabs[s->rank]);
@@ -59,15 +61,16 @@ static onehop_result map_peers(onehop_symmetric *s, const offer *all, const int 
     return ONEHOP_OK;
 }
 
-static onehop_result build(onehop_symmetric *s, onehop_group *group, onehop_device device, size_t bytes) {
+static onehop_result build(onehop_symmetric *s, onehop_group *group, onehop_device device,
+                           size_t bytes) {
     offer mine, all[ONEHOP_MAX_RANKS];
     int fd = -1, fds[ONEHOP_MAX_RANKS];
     memset(&mine, 0, sizeof mine);
     onehop_result result = oh_rendezvous_agree(group, introduce(s, device, bytes, &mine));
     if (!result) result = oh_rendezvous_allgather(group, &mine, all, sizeof mine);
     if (result) return result;
-    result = oh_rendezvous_agree(group,
-                                 allocate(s, oh_rendezvous_can_pass_fds(group), all, &mine, &fd));
+    result =
+        oh_rendezvous_agree(group, allocate(s, oh_rendezvous_can_pass_fds(group), all, &mine, &fd));
     if (!result) result = oh_rendezvous_allgather(group, &mine, all, sizeof mine);
     for (int r = 0; r < s->world; r++) fds[r] = -1;
     if (!result && all[0].handle.kind == OH_HANDLE_FD)

@@ -1,6 +1,6 @@
-/* The device interface: all that the layers above know of a processor. Two implementations, cuda/ and
- * host/, behind one table of functions. A device knows memory, streams and launches; it knows nothing of
- * ranks, protocols or algorithms.
+/* The device interface: all that the layers above know of a processor. Two implementations, cuda/
+ * and host/, behind one table of functions. A device knows memory, streams and launches; it knows
+ * nothing of ranks, protocols or algorithms.
  *
  * An oh_device belongs to one rank. Functions may be called by any thread; on CUDA each pushes the
  * primary context of its device if that is not current and pops it on every path. */
@@ -11,7 +11,8 @@
 
 typedef struct oh_device oh_device;
 
-/* How a piece of memory can be given to another process. Decided by trying, never by asking alone. */
+/* How a piece of memory can be given to another process. Decided by trying, never by asking alone.
+ * */
 typedef enum oh_handle_kind {
     OH_HANDLE_NONE = 0,
     OH_HANDLE_FD = 1,     /* a descriptor: memfd, or a cuMem allocation */
@@ -50,22 +51,24 @@ typedef struct oh_device_info {
     uint64_t memory_bytes;
 } oh_device_info;
 
-/* A function a device can run: the body compiled for the host, or a function of the loaded image. */
+/* A function a device can run: the body compiled for the host, or a function of the loaded image.
+ * */
 typedef struct oh_grid oh_grid;
 typedef void (*oh_host_kernel)(const void *args, oh_grid grid);
 
 typedef struct oh_kernel {
-    const char *name;        /* extern "C" name, the same in the image */
-    oh_host_kernel host;     /* host device: the compiled body; run once per (block, lane) */
-    uint32_t max_threads;    /* launch bound */
+    const char *name;     /* extern "C" name, the same in the image */
+    oh_host_kernel host;  /* host device: the compiled body; run once per (block, lane) */
+    uint32_t max_threads; /* launch bound */
 } oh_kernel;
 
 /* A kernel made ready on a device. cuda: CUfunction. host: the oh_host_kernel. */
 typedef struct oh_function {
     void *handle;
     uint32_t registers;
-    uint32_t blocks_per_multiprocessor; /* occupancy at max_threads; see device_occupancy for others */
-    bool pdl;                           /* loaded code understands programmatic dependent launch */
+    uint32_t
+        blocks_per_multiprocessor; /* occupancy at max_threads; see device_occupancy for others */
+    bool pdl;                      /* loaded code understands programmatic dependent launch */
 } oh_function;
 
 typedef struct oh_launch {
@@ -88,14 +91,14 @@ typedef struct oh_device_ops {
     void (*close)(oh_device *);
     onehop_result (*info)(oh_device *, oh_device_info *out);
 
-    /* Zeroed memory that peers can map, exportable as the kinds of `kinds` that work here; 0: as all that
-     * work. UNSUPPORTED if none does. */
+    /* Zeroed memory that peers can map, exportable as the kinds of `kinds` that work here; 0: as
+     * all that work. UNSUPPORTED if none does. */
     onehop_result (*mem_create)(oh_device *, size_t bytes, uint32_t kinds, oh_mem *out);
-    /* Describes memory from mem_create for other processes; *fd_out is a descriptor the caller closes,
-     * or -1. */
+    /* Describes memory from mem_create for other processes; *fd_out is a descriptor the caller
+     * closes, or -1. */
     onehop_result (*mem_export)(oh_device *, const oh_mem *, oh_mem_handle *out, int *fd_out);
-    /* Maps a peer's memory. `fd` stays the caller's. Memory that this process made is not mapped again: its one
-     * mapping is shared and counted. */
+    /* Maps a peer's memory. `fd` stays the caller's. Memory that this process made is not mapped
+     * again: its one mapping is shared and counted. */
     onehop_result (*mem_import)(oh_device *, const oh_mem_handle *, int fd, oh_mem *out);
     /* Unmaps, and frees if this process created it; memory of OH_HANDLE_IPC is never freed and is
      * released through the device that imported it. A zeroed oh_mem is a no-op. */
@@ -115,11 +118,12 @@ typedef struct oh_device_ops {
     /* Zeroed host memory that the device can access at *device_out and the host at *host_out. */
     onehop_result (*host_alloc)(oh_device *, size_t bytes, void **host_out, void **device_out);
     void (*host_free)(oh_device *, void *host);
-    /* Address by which the device reaches host memory that the caller pinned; the same pointer on the
-     * host device. */
+    /* Address by which the device reaches host memory that the caller pinned; the same pointer on
+     * the host device. */
     onehop_result (*host_address)(oh_device *, void *host, void **device_out);
 
-    /* Synchronous, on an internal stream; never the legacy stream, legal during anyone's capture. */
+    /* Synchronous, on an internal stream; never the legacy stream, legal during anyone's capture.
+     * */
     onehop_result (*fill)(oh_device *, void *ptr, int byte, size_t bytes);
     onehop_result (*copy)(oh_device *, void *to, const void *from, size_t bytes);
 
@@ -127,7 +131,8 @@ typedef struct oh_device_ops {
     onehop_result (*copy_on_stream)(oh_device *, void *to, const void *from, size_t bytes,
                                     onehop_stream_t);
 
-    /* Makes functions out of kernels; on CUDA loads the image on first use and each function at once. */
+    /* Makes functions out of kernels; on CUDA loads the image on first use and each function at
+     * once. */
     onehop_result (*load)(oh_device *, const oh_kernel *kernels, size_t count, oh_function *out);
     /* Blocks of `threads` that fit on the device at once. */
     onehop_result (*resident_blocks)(oh_device *, const oh_function *, uint32_t threads,
@@ -138,7 +143,8 @@ typedef struct oh_device_ops {
     onehop_result (*launch)(oh_device *, const oh_launch *);
     /* Work given to `later` after this call waits for what `earlier` holds now. */
     onehop_result (*stream_order)(oh_device *, onehop_stream_t earlier, onehop_stream_t later);
-    /* *idle_out: all work given to the stream so far is done. Never blocks. STREAM while it is captured. */
+    /* *idle_out: all work given to the stream so far is done. Never blocks. STREAM while it is
+     * captured. */
     onehop_result (*stream_idle)(oh_device *, onehop_stream_t, bool *idle_out);
 } oh_device_ops;
 
@@ -146,14 +152,15 @@ struct oh_device {
     const oh_device_ops *ops;
 };
 
-/* Opens a device for one rank. AUTO: ONEHOP_DEVICE, else CUDA if a GPU can be used, else the host; the GPU is then
- * LOCAL_RANK, else `rank`, modulo their number. */
+/* Opens a device for one rank. AUTO: ONEHOP_DEVICE, else CUDA if a GPU can be used, else the host;
+ * the GPU is then LOCAL_RANK, else `rank`, modulo their number. */
 onehop_result oh_device_open(onehop_device which, int rank, oh_device **out);
 
 onehop_result oh_cuda_device_open(int ordinal, oh_device **out);
 onehop_result oh_host_device_open(oh_device **out);
 
-/* Number of GPUs that can be used; 0 without a driver. Never fails: the reason is logged at info. */
+/* Number of GPUs that can be used; 0 without a driver. Never fails: the reason is logged at info.
+ * */
 int oh_cuda_device_count(void);
 
 /* Why CUDA cannot be used ("libcuda.so.1 was not found" ...), or NULL. */
@@ -162,8 +169,8 @@ const char *oh_cuda_absent_reason(void);
 /* The GPUs and the links between them as lines of text, cut at `size`. */
 onehop_result oh_cuda_describe(char *text, size_t size);
 
-/* The image with all kernels, embedded in the library; size 0 in a build without nvcc. Handed to the cuda
- * device by the layer that owns it, before the first load. */
+/* The image with all kernels, embedded in the library; size 0 in a build without nvcc. Handed to
+ * the cuda device by the layer that owns it, before the first load. */
 void oh_cuda_set_image(const void *image, size_t size);
 
 /* Where a block stands. On the host a block has one thread, so group_sync is nothing. */
@@ -172,9 +179,9 @@ struct oh_grid {
     uint32_t thread, threads;
 };
 
-/* Host device: runs a kernel's blocks lane, lane + lanes, ... of `blocks`, the last block first (it carries the
- * signature and waits for nothing but the peers' last block). What a launch does with one lane; tests call it from
- * several threads per rank. */
+/* Host device: runs a kernel's blocks lane, lane + lanes, ... of `blocks`, the last block first (it
+ * carries the signature and waits for nothing but the peers' last block). What a launch does with
+ * one lane; tests call it from several threads per rank. */
 void oh_host_run_lane(oh_host_kernel kernel, const void *args, uint32_t blocks, uint32_t lane,
                       uint32_t lanes);
 

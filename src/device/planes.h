@@ -22,21 +22,21 @@ typedef unsigned int oh_u32;
 typedef int oh_i32;
 typedef unsigned long long oh_u64;
 
-#define OH_MAX_RANKS 16
+#define OH_MAX_RANKS       16
 #define OH_FLAG_SLOT_BYTES 16384
 
 /* A block's row of signals: one word per writing rank, of each kind. */
-#define OH_SIGNAL_ENTER 0 /* my data is staged */
-#define OH_SIGNAL_EXIT 1  /* my results are stored */
-#define OH_SIGNAL_KIND_BYTES (8 * OH_MAX_RANKS)
+#define OH_SIGNAL_ENTER       0 /* my data is staged */
+#define OH_SIGNAL_EXIT        1 /* my results are stored */
+#define OH_SIGNAL_KIND_BYTES  (8 * OH_MAX_RANKS)
 #define OH_SIGNAL_BLOCK_BYTES (2 * OH_SIGNAL_KIND_BYTES)
 
-/* Epochs number the calls of a communicator: 2..2^32-1, then 2 again. 0 and 1 never name a call, so zeroed
- * memory holds no valid flag; the wrap keeps parity. phase = epoch & 1. */
+/* Epochs number the calls of a communicator: 2..2^32-1, then 2 again. 0 and 1 never name a call, so
+ * zeroed memory holds no valid flag; the wrap keeps parity. phase = epoch & 1. */
 #define OH_EPOCH_NEXT(epoch) ((epoch) + 1u < 2u ? 2u : (epoch) + 1u)
 
-/* What one rank says in every call to every peer; a line of its own. On CUDA it lies in the reader's slab, on
- * the host in the writer's (OH_SIGNATURE_HOME). */
+/* What one rank says in every call to every peer; a line of its own. On CUDA it lies in the
+ * reader's slab, on the host in the writer's (OH_SIGNATURE_HOME). */
 typedef struct oh_signature_line {
     oh_u64 signature; /* hash << 32 | epoch */
     oh_u64 progress;  /* host paths: steps done << 32 | epoch */
@@ -45,7 +45,8 @@ typedef struct oh_signature_line {
 
 typedef struct oh_control {
     oh_signature_line lines[2][OH_MAX_RANKS]; /* [phase][writer] */
-    /* Failure rows: rank r, once it has given up, says here whom it waits for: epoch << 32 | peer + 1. */
+    /* Failure rows: rank r, once it has given up, says here whom it waits for: epoch << 32 | peer +
+     * 1. */
     oh_u64 rows[OH_MAX_RANKS];
     /* Rank r's conclusion, see OH_VERDICT. The first one found wins. */
     oh_u64 verdicts[OH_MAX_RANKS];
@@ -56,27 +57,27 @@ typedef struct oh_control {
 /* epoch << 32 | (culprit + 1) << 8 | kind; culprit -1: nobody. */
 #define OH_VERDICT(kind, culprit, epoch)                                                           \
     ((oh_u64)(epoch) << 32 | (oh_u64)((oh_u32)((culprit) + 1) << 8) | (oh_u64)(kind))
-#define OH_VERDICT_KIND(v) ((oh_u32)(v)&0xffu)
+#define OH_VERDICT_KIND(v)    ((oh_u32)(v) & 0xffu)
 #define OH_VERDICT_CULPRIT(v) ((oh_i32)((oh_u32)((v) >> 8) & 0xffu) - 1)
-#define OH_VERDICT_EPOCH(v) ((oh_u32)((v) >> 32))
+#define OH_VERDICT_EPOCH(v)   ((oh_u32)((v) >> 32))
 
 /* Kinds of failure. */
-#define OH_FAIL_TIMEOUT 1
-#define OH_FAIL_LOST 2
+#define OH_FAIL_TIMEOUT  1
+#define OH_FAIL_LOST     2
 #define OH_FAIL_MISMATCH 3
-#define OH_FAIL_ABORTED 4
-#define OH_FAIL_OVERLAP 5
-#define OH_FAIL_ROW 6
+#define OH_FAIL_ABORTED  4
+#define OH_FAIL_OVERLAP  5
+#define OH_FAIL_ROW      6
 
 /* Places of the protocol, for the record of a failure. */
-#define OH_SITE_SIGNATURE 1   /* waiting for a peer's signature */
-#define OH_SITE_PUSH_1SHOT 2  /* waiting for a word of a landing slot */
-#define OH_SITE_HOST_1SHOT 3  /* waiting for a peer to publish */
-#define OH_SITE_HOST_2SHOT 4  /* waiting for a peer to stage or to reduce */
-#define OH_SITE_ENTRY 5       /* overlap, found when the call began */
-#define OH_SITE_OUTSIDE 6     /* found by the host between calls */
-#define OH_SITE_PULL_ENTER 7  /* waiting for a peer's block to stage */
-#define OH_SITE_PULL_EXIT 8   /* waiting for a peer's block to store its sums */
+#define OH_SITE_SIGNATURE  1 /* waiting for a peer's signature */
+#define OH_SITE_PUSH_1SHOT 2 /* waiting for a word of a landing slot */
+#define OH_SITE_HOST_1SHOT 3 /* waiting for a peer to publish */
+#define OH_SITE_HOST_2SHOT 4 /* waiting for a peer to stage or to reduce */
+#define OH_SITE_ENTRY      5 /* overlap, found when the call began */
+#define OH_SITE_OUTSIDE    6 /* found by the host between calls */
+#define OH_SITE_PULL_ENTER 7 /* waiting for a peer's block to stage */
+#define OH_SITE_PULL_EXIT  8 /* waiting for a peer's block to store its sums */
 
 typedef struct oh_local {
     oh_u32 stop;        /* nonzero: every wait gives up */
@@ -85,7 +86,8 @@ typedef struct oh_local {
     oh_u32 running;     /* epoch of the call that started last */
     oh_u32 busy;        /* host paths: a call is running */
     oh_u32 unused[58];
-    /* Followed by one word per possible block: the epoch of its last call, and in the upper half nonzero: dead. */
+    /* Followed by one word per possible block: the epoch of its last call, and in the upper half
+     * nonzero: dead. */
     oh_u64 epochs[1];
 } oh_local;
 

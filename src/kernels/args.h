@@ -1,45 +1,47 @@
-/* What a kernel is given: one struct, passed by value (a grid constant on CUDA), written by the host, read
- * only. Fixed-width members; the same size and offsets for every compiler (asserted below). */
+/* What a kernel is given: one struct, passed by value (a grid constant on CUDA), written by the
+ * host, read only. Fixed-width members; the same size and offsets for every compiler (asserted
+ * below). */
 #ifndef OH_ARGS_H
 #define OH_ARGS_H
 
 #include "kernels/prim.h"
 
 /* Element types as constants of the bodies; the values of onehop_dtype. */
-#define OH_F32 1u
-#define OH_F16 2u
-#define OH_BF16 3u
+#define OH_F32                  1u
+#define OH_F16                  2u
+#define OH_BF16                 3u
 #define OH_ELEMENT_BYTES(dtype) ((dtype) == OH_F32 ? 4u : 2u)
 
 /* Added by an oh_host_poll to the rank it returns: gone for so long that no call can complete. */
 #define OH_GONE_FOR_LONG 256
 
-/* One other rank's place in the push plane, slots of phase 0; the other phase is phase_bytes further. */
+/* One other rank's place in the push plane, slots of phase 0; the other phase is phase_bytes
+ * further. */
 typedef struct oh_peer {
     oh_u64 there; /* this rank's slot on the k-th next rank: ranks load different links */
     oh_u64 from;  /* here, the slot of the k-th source other than this rank, in rank order */
 } oh_peer;
 
-/* What the fast path of a small group reads comes first and together: each cache line of arguments that a launch
- * touches for the first time is a wait. */
+/* What the fast path of a small group reads comes first and together: each cache line of arguments
+ * that a launch touches for the first time is a wait. */
 typedef struct oh_args {
-    oh_u64 in, out;         /* addresses; equal or disjoint; element-aligned */
-    oh_u64 local;           /* oh_local */
-    oh_u64 phase_bytes;     /* of the push plane */
-    oh_u32 units;           /* of the first chunk: 16-byte units, the last may be short */
-    oh_u32 whole;           /* units at its begin that are loaded and stored 16 bytes at once */
+    oh_u64 in, out;     /* addresses; equal or disjoint; element-aligned */
+    oh_u64 local;       /* oh_local */
+    oh_u64 phase_bytes; /* of the push plane */
+    oh_u32 units;       /* of the first chunk: 16-byte units, the last may be short */
+    oh_u32 whole;       /* units at its begin that are loaded and stored 16 bytes at once */
     oh_u32 chunks;
-    oh_u32 early_trigger;   /* trigger after own pushes; else after the last poll */
+    oh_u32 early_trigger; /* trigger after own pushes; else after the last poll */
     oh_u32 rank, world;
-    oh_u32 hash;            /* of everything all ranks must agree on in this call */
-    oh_u32 dtype;           /* for bodies that are not stamped per type */
+    oh_u32 hash;  /* of everything all ranks must agree on in this call */
+    oh_u32 dtype; /* for bodies that are not stamped per type */
     oh_peer peers[OH_MAX_RANKS - 1];
     oh_u64 slabs[OH_MAX_RANKS]; /* each rank's slab, as this rank's device sees it */
     oh_planes planes;
-    oh_u64 count;           /* elements, at least 1 */
-    oh_u64 chunk_bytes;     /* a message longer than this goes in chunks of this size */
-    oh_u64 host;            /* oh_host_page */
-    oh_u64 host_poll;       /* host device: oh_host_poll and its argument, or 0 */
+    oh_u64 count;       /* elements, at least 1 */
+    oh_u64 chunk_bytes; /* a message longer than this goes in chunks of this size */
+    oh_u64 host;        /* oh_host_page */
+    oh_u64 host_poll;   /* host device: oh_host_poll and its argument, or 0 */
     oh_u64 host_poll_argument;
 } oh_args;
 

@@ -1,20 +1,22 @@
 /* Begin and end of every call: epoch words, signatures, the guard against overlap.
  *
- * Epoch words. Local memory holds one word {dead, epoch of the last call} per possible block; blocks write the lower
- * half, the thread that concludes a failure (guard.h) the upper halves of all. Block b of a grid of G reads word b
- * once; at its end, after a group_sync, it writes words b, b+G, b+2G, ... So any grid may follow any
- * grid without idle blocks or atomics. Never one word bumped by one block (late blocks would read the new
- * value), never only the active blocks' words (a wider grid would find old ones).
+ * Epoch words. Local memory holds one word {dead, epoch of the last call} per possible block;
+ * blocks write the lower half, the thread that concludes a failure (guard.h) the upper halves of
+ * all. Block b of a grid of G reads word b once; at its end, after a group_sync, it writes words b,
+ * b+G, b+2G, ... So any grid may follow any grid without idle blocks or atomics. Never one word
+ * bumped by one block (late blocks would read the new value), never only the active blocks' words
+ * (a wider grid would find old ones).
  *
- * Signatures. In every call every rank tells every peer {epoch, hash of all that must agree}, and the call does not
- * end before it has read all peers'. That is credit (b) of docs/design.md for every algorithm, and finds
- * disagreement at once. The last block of a grid does it and nothing else. Relaxed: the word is complete in
- * itself, 8 bytes are written at once. Reuse after two calls is covered by the credit rule itself.
+ * Signatures. In every call every rank tells every peer {epoch, hash of all that must agree}, and
+ * the call does not end before it has read all peers'. That is credit (b) of docs/design.md for
+ * every algorithm, and finds disagreement at once. The last block of a grid does it and nothing
+ * else. Relaxed: the word is complete in itself, 8 bytes are written at once. Reuse after two calls
+ * is covered by the credit rule itself.
  *
- * Overlap. The signature block swaps the call's epoch into local.running: finding its own epoch there means that
- * two grids read the same epoch words. And every epoch word must be the last call's, or this call's already: an
- * older one belongs to a block of the call before that has not ended. Off the critical path: asked before the
- * peers' signatures are polled, looked at after. */
+ * Overlap. The signature block swaps the call's epoch into local.running: finding its own epoch
+ * there means that two grids read the same epoch words. And every epoch word must be the last
+ * call's, or this call's already: an older one belongs to a block of the call before that has not
+ * ended. Off the critical path: asked before the peers' signatures are polled, looked at after. */
 #ifndef OH_CALL_H
 #define OH_CALL_H
 
@@ -26,9 +28,9 @@ typedef struct oh_call_state {
     oh_u32 dead; /* this thread has given up, or found the communicator dead */
 } oh_call_state;
 
-/* A dead communicator's calls that are still queued must send nothing: data would land in slots that peers have not
- * read yet, and a signature would let a peer finish on it. The mark comes with the epoch, in one load: a load of its own
- * costs 0.03 to 0.09 us (docs/tuning-log.md). */
+/* A dead communicator's calls that are still queued must send nothing: data would land in slots
+ * that peers have not read yet, and a signature would let a peer finish on it. The mark comes with
+ * the epoch, in one load: a load of its own costs 0.03 to 0.09 us (docs/tuning-log.md). */
 OH_FN oh_call_state oh_call_begin(oh_u64 epoch_word) {
     const oh_u64 word = oh_ld_relaxed_gpu_u64(epoch_word);
     oh_call_state c;
@@ -38,8 +40,8 @@ OH_FN oh_call_state oh_call_begin(oh_u64 epoch_word) {
     return c;
 }
 
-/* Reached by all threads of a block at one place: group_sync is a barrier. The first thread that triggers does so for
- * its block: hence after the barrier, when all have had their last poll. */
+/* Reached by all threads of a block at one place: group_sync is a barrier. The first thread that
+ * triggers does so for its block: hence after the barrier, when all have had their last poll. */
 OH_FN void oh_call_end(const oh_args *a, oh_grid g, oh_call_state c) {
     oh_u32 b;
     oh_group_sync();
@@ -65,13 +67,14 @@ OH_FN oh_u64 oh_signature_await(const oh_args *a, oh_u32 from, oh_u32 epoch, oh_
             v = oh_ld_relaxed_sys_u64(p);
             if ((oh_u32)v == epoch) return v;
         }
-        state = oh_wait_slow(a, state, OH_WAIT_FOR(OH_SITE_SIGNATURE, from, looks_at_host), epoch, epoch, (oh_u32)v);
+        state = oh_wait_slow(a, state, OH_WAIT_FOR(OH_SITE_SIGNATURE, from, looks_at_host), epoch,
+                             epoch, (oh_u32)v);
         if (!state) return 0;
     }
 }
 
-/* A hash differs: collect all words first, then name the lowest rank that differs from rank 0, as all ranks
- * do. */
+/* A hash differs: collect all words first, then name the lowest rank that differs from rank 0, as
+ * all ranks do. */
 OH_SLOW_FN void oh_signature_mismatch(const oh_args *a, oh_u32 epoch) {
     oh_u32 hash0 = a->hash, seen = a->hash, r;
     oh_i32 culprit = -1;
@@ -101,8 +104,9 @@ OH_FN oh_u32 oh_is_stale(oh_u32 epoch, oh_call_state c) {
     return epoch != c.epoch && OH_EPOCH_NEXT(epoch) != c.epoch;
 }
 
-/* The signature block: thread t serves peers t, t + threads, ... Returns nonzero if the communicator died. What the
- * guard against overlap reads is asked for first and looked at last, so that nothing waits for it. */
+/* The signature block: thread t serves peers t, t + threads, ... Returns nonzero if the
+ * communicator died. What the guard against overlap reads is asked for first and looked at last, so
+ * that nothing waits for it. */
 OH_FN oh_u32 oh_signature_exchange(const oh_args *a, oh_grid g, oh_call_state c) {
     oh_u32 r, b, k, epochs[4], stale = 0, running = 0, dead = c.dead;
     OH_NO_UNROLL
@@ -114,7 +118,8 @@ OH_FN oh_u32 oh_signature_exchange(const oh_args *a, oh_grid g, oh_call_state c)
     for (k = 0; k < 4; k++) {
         b = g.thread + k * g.threads;
         epochs[k] = c.epoch;
-        if (b < a->planes.max_blocks) epochs[k] = (oh_u32)oh_ld_relaxed_gpu_u64(oh_epoch_word(a, b));
+        if (b < a->planes.max_blocks)
+            epochs[k] = (oh_u32)oh_ld_relaxed_gpu_u64(oh_epoch_word(a, b));
     }
     OH_NO_UNROLL
     for (r = g.thread; r < a->world && !dead; r += g.threads) {

@@ -1,5 +1,6 @@
-/* How a wait ends when it should not go on: deadline, abort, lost peers, and the verdict on which all ranks
- * agree. Everything here is off the fast path: bodies poll OH_POLLS times bare, then call oh_wait_slow once.
+/* How a wait ends when it should not go on: deadline, abort, lost peers, and the verdict on which
+ * all ranks agree. Everything here is off the fast path: bodies poll OH_POLLS times bare, then call
+ * oh_wait_slow once.
  *
  * Failing, step by step:
  *   1. One thread of the rank takes local.claim; the others wait for local.stop.
@@ -11,9 +12,9 @@
  *   5. The verdict goes to every control page, the record to host memory, then all epoch words are marked dead and
  *      local.stop is set: all waits of
  *      this rank return, and its calls that are still queued do nothing.
- * A rank that comes late finds the verdict at its first slow look. Slots of a dead communicator are never
- * used again, so nothing is cleaned up. All accesses are relaxed: each word is meaningful by itself, and
- * single (verdicts, rows and left are written by one rank each). */
+ * A rank that comes late finds the verdict at its first slow look. Slots of a dead communicator are
+ * never used again, so nothing is cleaned up. All accesses are relaxed: each word is meaningful by
+ * itself, and single (verdicts, rows and left are written by one rank each). */
 #ifndef OH_GUARD_H
 #define OH_GUARD_H
 
@@ -22,9 +23,10 @@
 /* How long after a peer is seen gone its last stores may still be on their way, or unread by us. */
 #define OH_GRACE_NS 20000000ull
 
-/* State of a wait: 0 before the first slow look, then its time; once the peer is seen gone OH_GONE and the time of
- * that: the wait goes on polling, since what the peer sent last may be all that it needs. Scalars only, here and
- * below: the address of a local variable would put it into local memory. */
+/* State of a wait: 0 before the first slow look, then its time; once the peer is seen gone OH_GONE
+ * and the time of that: the wait goes on polling, since what the peer sent last may be all that it
+ * needs. Scalars only, here and below: the address of a local variable would put it into local
+ * memory. */
 #define OH_GONE 0x8000000000000000ull
 
 OH_FN oh_u64 oh_control_of(const oh_args *a, oh_u32 rank) {
@@ -50,8 +52,8 @@ OH_SLOW_FN oh_u64 oh_verdict_found(const oh_args *a) {
     return 0;
 }
 
-/* A loss found in a later call than `epoch`: who found it has completed this one, so all that this one needs was sent
- * before; it may complete. */
+/* A loss found in a later call than `epoch`: who found it has completed this one, so all that this
+ * one needs was sent before; it may complete. */
 #define OH_VERDICT_IS_FOR_LATER(v, epoch)                                                          \
     (OH_VERDICT_KIND(v) == OH_FAIL_LOST && (oh_i32)(OH_VERDICT_EPOCH(v) - (epoch)) > 0)
 
@@ -71,7 +73,8 @@ OH_SLOW_FN oh_i32 oh_row_found(const oh_args *a) {
     const oh_u64 control = oh_control_of(a, a->rank);
     oh_u32 r;
     for (r = 0; r < a->world; r++)
-        if (r != a->rank && oh_ld_relaxed_sys_u64(OH_MEMBER(control, oh_control, rows[r]))) return 1;
+        if (r != a->rank && oh_ld_relaxed_sys_u64(OH_MEMBER(control, oh_control, rows[r])))
+            return 1;
     return 0;
 }
 
@@ -97,7 +100,8 @@ OH_SLOW_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u3
     const oh_u64 record = OH_MEMBER(a->host, oh_host_page, record);
     oh_u32 r;
     for (r = 0; r < a->world; r++)
-        oh_st_relaxed_sys_u64(OH_MEMBER(oh_control_of(a, r), oh_control, verdicts[a->rank]), verdict);
+        oh_st_relaxed_sys_u64(OH_MEMBER(oh_control_of(a, r), oh_control, verdicts[a->rank]),
+                              verdict);
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, site), site);
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, rank), a->rank);
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, peer), (oh_u32)OH_VERDICT_CULPRIT(verdict));
@@ -110,8 +114,8 @@ OH_SLOW_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u3
     oh_st_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, stop), 1);
 }
 
-/* Ends this rank's part in the communicator. `peer` is the culprit, or with kind TIMEOUT the peer this rank waits
- * for, from which the rows lead to the culprit. */
+/* Ends this rank's part in the communicator. `peer` is the culprit, or with kind TIMEOUT the peer
+ * this rank waits for, from which the rows lead to the culprit. */
 OH_SLOW_FN void oh_fail(const oh_args *a, oh_u32 kind, oh_i32 peer, oh_u32 site, oh_u32 epoch,
                         oh_u32 expected, oh_u32 seen) {
     oh_u64 verdict, since;
@@ -139,13 +143,15 @@ OH_SLOW_FN void oh_fail(const oh_args *a, oh_u32 kind, oh_i32 peer, oh_u32 site,
     oh_conclude(a, verdict, site, expected, seen);
 }
 
-/* What a wait waits for, in one word: few registers are free around a call. `looks_at_host` is set for one thread of
- * a block: host memory is far from a GPU. */
-#define OH_WAIT_FOR(site, peer, looks_at_host) ((site) | (oh_u32)(peer) << 8 | (oh_u32)(looks_at_host) << 16)
+/* What a wait waits for, in one word: few registers are free around a call. `looks_at_host` is set
+ * for one thread of a block: host memory is far from a GPU. */
+#define OH_WAIT_FOR(site, peer, looks_at_host)                                                     \
+    ((site) | (oh_u32)(peer) << 8 | (oh_u32)(looks_at_host) << 16)
 
-/* One slow look of a wait. Returns the wait's new state, or 0: give up, the communicator is dead. */
-OH_SLOW_FN oh_u64 oh_wait_slow(const oh_args *a, oh_u64 state, oh_u32 what, oh_u32 epoch, oh_u32 expected,
-                               oh_u32 seen) {
+/* One slow look of a wait. Returns the wait's new state, or 0: give up, the communicator is dead.
+ * */
+OH_SLOW_FN oh_u64 oh_wait_slow(const oh_args *a, oh_u64 state, oh_u32 what, oh_u32 epoch,
+                               oh_u32 expected, oh_u32 seen) {
     const oh_u32 site = what & 0xffu, looks_at_host = what >> 16;
     const oh_i32 peer = (oh_i32)(what >> 8 & 0xffu);
     const oh_u64 now = oh_now_ns();
@@ -164,7 +170,8 @@ OH_SLOW_FN oh_u64 oh_wait_slow(const oh_args *a, oh_u64 state, oh_u32 what, oh_u
         oh_fail(a, OH_FAIL_ABORTED, -1, site, epoch, expected, seen);
         return 0;
     }
-    if (oh_verdict_ends(a, epoch) || oh_row_found(a) || (state && !(state & OH_GONE) && now - state > deadline)) {
+    if (oh_verdict_ends(a, epoch) || oh_row_found(a) ||
+        (state && !(state & OH_GONE) && now - state > deadline)) {
         oh_fail(a, OH_FAIL_TIMEOUT, peer, site, epoch, expected, seen);
         return 0;
     }

@@ -1,12 +1,13 @@
-/* host_1shot: each rank publishes its data once, every rank reads and sums all. The host device's path for small
- * messages, and for any message between two or three ranks.
+/* host_1shot: each rank publishes its data once, every rank reads and sums all. The host device's
+ * path for small messages, and for any message between two or three ranks.
  *
- * One chunk: copy the input into the own area; store the signature, with release: it is the flag; wait for all
- * peers' signatures; sum in rank order into the output.
+ * One chunk: copy the input into the own area; store the signature, with release: it is the flag;
+ * wait for all peers' signatures; sum in rank order into the output.
  *
- * More chunks take turns in 4 sub-slots. A rank publishes chunk k, then reads chunk k-1, so that peers rarely wait:
- * publish 0, publish 1, read 0, publish 2, read 1, ... Sub-slot k mod 4 still holds chunk k-4: before it
- * publishes k this rank has read k-2 of every peer, which that peer published after it had read k-4.
+ * More chunks take turns in 4 sub-slots. A rank publishes chunk k, then reads chunk k-1, so that
+ * peers rarely wait: publish 0, publish 1, read 0, publish 2, read 1, ... Sub-slot k mod 4 still
+ * holds chunk k-4: before it publishes k this rank has read k-2 of every peer, which that peer
+ * published after it had read k-4.
  *
  *   copied per rank S in, (W-1) S read from peers; hops on the critical path 1 */
 #include "kernels/host_path.h"

@@ -1,12 +1,13 @@
-/* host_2shot: reduce-scatter and all-gather through published memory; the host device's path for long messages
- * between many ranks.
+/* host_2shot: reduce-scatter and all-gather through published memory; the host device's path for
+ * long messages between many ranks.
  *
- * Per chunk: stage the own input; wait until all have staged; sum the own shard of the chunk from all ranks' staged
- * data into the own result; wait until all have; copy every rank's shard to the output. Shards are whole cache
- * lines, balanced.
+ * Per chunk: stage the own input; wait until all have staged; sum the own shard of the chunk from
+ * all ranks' staged data into the own result; wait until all have; copy every rank's shard to the
+ * output. Shards are whole cache lines, balanced.
  *
- * Steps of a rank, S stage, R reduce, G gather: S0 R0 S1 G0 R1 S2 G1 R2 ...; progress counts S and R, so "chunk c
- * is staged" is 2c+1 and "is reduced" is 2c+2. Two staging and two result areas take turns:
+ * Steps of a rank, S stage, R reduce, G gather: S0 R0 S1 G0 R1 S2 G1 R2 ...; progress counts S and
+ * R, so "chunk c is staged" is 2c+1 and "is reduced" is 2c+2. Two staging and two result areas take
+ * turns:
  *   staging area of chunk c is written again by S(c+2), after this rank's G(c), which waited until all had done
  *   R(c), the only readers;
  *   result area of chunk c is written again by R(c+2), which waits until all have done S(c+2), and each does that
@@ -58,7 +59,8 @@ static bool reduce(const oh_host_call *c, size_t chunk) {
     const void *in[OH_MAX_RANKS];
     if (!oh_await_all(c, (oh_u32)(2 * chunk + 1))) return false;
     for (oh_u32 r = 0; r < a->world; r++) in[r] = staged(c, r, chunk) + s.at;
-    c->vector->reduce[a->dtype](reduced(c, a->rank, chunk) + s.at, in, (int)a->world, s.bytes / c->element);
+    c->vector->reduce[a->dtype](reduced(c, a->rank, chunk) + s.at, in, (int)a->world,
+                                s.bytes / c->element);
     oh_publish_progress(c, (oh_u32)(2 * chunk + 2));
     return true;
 }

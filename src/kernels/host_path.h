@@ -1,25 +1,27 @@
 /* What host_1shot and host_2shot share: begin and end of a call, publishing, waiting for peers.
  *
- * A rank publishes: it writes into its own half of the pull buffer (one half per phase) and then stores a word
- * of its own control page with release; every peer waits for that word with acquire and reads. One store and W-1
- * reads, where pushing would be W-1 copies. Half p is written again at epoch e+2 only after this rank has finished
- * e+1, for which every peer had to send its signature of e+1, after it had finished reading in e: the credit rule
- * of docs/design.md, with release and acquire in place of the kernel boundary.
+ * A rank publishes: it writes into its own half of the pull buffer (one half per phase) and then
+ * stores a word of its own control page with release; every peer waits for that word with acquire
+ * and reads. One store and W-1 reads, where pushing would be W-1 copies. Half p is written again at
+ * epoch e+2 only after this rank has finished e+1, for which every peer had to send its signature
+ * of e+1, after it had finished reading in e: the credit rule of docs/design.md, with release and
+ * acquire in place of the kernel boundary.
  *
- * signature = hash << 32 | epoch, stored before anything else. progress = steps << 32 | epoch counts the
- * steps of a call that has several. Both start a call old (another epoch), never zeroed.
+ * signature = hash << 32 | epoch, stored before anything else. progress = steps << 32 | epoch
+ * counts the steps of a call that has several. Both start a call old (another epoch), never zeroed.
  *
- * These bodies run as one block with one thread: they read epoch word 0 and write all words, so that bodies with
- * any grid may follow. */
+ * These bodies run as one block with one thread: they read epoch word 0 and write all words, so
+ * that bodies with any grid may follow. */
 #ifndef OH_HOST_PATH_H
 #define OH_HOST_PATH_H
 
 #include "kernels/call.h"
 #include "device/host/vector.h"
 
-/* Polls before a wait first gives the core away, which costs a system call. 4 KiB, two processes on an idle AMD EPYC
- * guest whose two cores are 150 ns of round trip apart: 1.6 times a bare exchange with 64, 1.2 times with 1024; 16
- * ranks on those two cores are as fast with either (test_exchange_speed, test_matrix, 2026-11-29). */
+/* Polls before a wait first gives the core away, which costs a system call. 4 KiB, two processes on
+ * an idle AMD EPYC guest whose two cores are 150 ns of round trip apart: 1.6 times a bare exchange
+ * with 64, 1.2 times with 1024; 16 ranks on those two cores are as fast with either
+ * (test_exchange_speed, test_matrix, 2026-11-29). */
 #define HOST_POLLS 1024
 
 typedef struct oh_host_call {
@@ -62,18 +64,21 @@ static inline bool oh_host_begin(oh_host_call *c, const oh_args *a, oh_u32 site)
 }
 
 static inline void oh_host_end(const oh_host_call *c) {
-    for (oh_u32 b = 0; b < c->a->planes.max_blocks; b++) oh_st_relaxed_gpu_u32(oh_epoch_word(c->a, b), c->epoch);
+    for (oh_u32 b = 0; b < c->a->planes.max_blocks; b++)
+        oh_st_relaxed_gpu_u32(oh_epoch_word(c->a, b), c->epoch);
     /* Release: the next call, perhaps on another thread, sees the words above. */
     oh_st_release_sys_u32(OH_MEMBER(c->a->local, oh_local, busy), 0);
 }
 
 static inline void oh_publish_signature(const oh_host_call *c) {
-    /* Pairs with the acquire in oh_await_signature: in a call of one chunk it publishes the data too. */
+    /* Pairs with the acquire in oh_await_signature: in a call of one chunk it publishes the data
+     * too. */
     oh_st_release_sys_u64(oh_line_of(c, c->a->rank), (oh_u64)c->a->hash << 32 | c->epoch);
 }
 
 static inline void oh_publish_progress(const oh_host_call *c, oh_u32 steps) {
-    /* Pairs with the acquire in oh_await_progress: what the steps wrote, and that what they read is read. */
+    /* Pairs with the acquire in oh_await_progress: what the steps wrote, and that what they read is
+     * read. */
     oh_st_release_sys_u64(OH_MEMBER(oh_line_of(c, c->a->rank), oh_signature_line, progress),
                           (oh_u64)steps << 32 | c->epoch);
 }
@@ -95,13 +100,14 @@ static inline bool oh_await_signature(const oh_host_call *c, oh_u32 rank) {
             word = oh_ld_acquire_sys_u64(p);
             if ((oh_u32)word == c->epoch) return oh_signature_agrees(c, word);
         }
-        state = oh_wait_slow(c->a, state, OH_WAIT_FOR(c->site, rank, 1), c->epoch, c->epoch, (oh_u32)word);
+        state = oh_wait_slow(c->a, state, OH_WAIT_FOR(c->site, rank, 1), c->epoch, c->epoch,
+                             (oh_u32)word);
         if (!state) return false;
     }
 }
 
-/* Waits until `rank` has done `steps` steps of this call. A rank that makes another call may never do them: its
- * signature tells. False: the communicator is dead. */
+/* Waits until `rank` has done `steps` steps of this call. A rank that makes another call may never
+ * do them: its signature tells. False: the communicator is dead. */
 static inline bool oh_await_progress(const oh_host_call *c, oh_u32 rank, oh_u32 steps) {
     const oh_u64 line = oh_line_of(c, rank), p = OH_MEMBER(line, oh_signature_line, progress);
     oh_u64 state = 0;
@@ -112,12 +118,14 @@ static inline bool oh_await_progress(const oh_host_call *c, oh_u32 rank, oh_u32 
             if ((oh_u32)word == c->epoch && (oh_u32)(word >> 32) >= steps) return true;
         }
         if (!oh_signature_agrees(c, oh_ld_acquire_sys_u64(line))) return false;
-        state = oh_wait_slow(c->a, state, OH_WAIT_FOR(c->site, rank, 1), c->epoch, steps, (oh_u32)(word >> 32));
+        state = oh_wait_slow(c->a, state, OH_WAIT_FOR(c->site, rank, 1), c->epoch, steps,
+                             (oh_u32)(word >> 32));
         if (!state) return false;
     }
 }
 
-/* All peers. Their signatures first: they must agree, and a progress word without one may be 2^32 calls old. */
+/* All peers. Their signatures first: they must agree, and a progress word without one may be 2^32
+ * calls old. */
 static inline bool oh_await_all(const oh_host_call *c, oh_u32 steps) {
     for (oh_u32 r = 0; r < c->a->world; r++) {
         if (r == c->a->rank) continue;

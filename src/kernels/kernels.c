@@ -1,5 +1,5 @@
-/* The one translation unit of all kernels, compiled by the C compiler for the host device and by nvcc (-x cu) or
- * NVRTC for GPUs. */
+/* The one translation unit of all kernels, compiled by the C compiler for the host device and by
+ * nvcc (-x cu) or NVRTC for GPUs. */
 #include "kernels/pull_1shot.h"
 #include "kernels/pull_2shot.h"
 #include "kernels/push_1shot.h"

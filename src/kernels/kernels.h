@@ -1,16 +1,18 @@
-/* The list of all kernels for the layers above: which there are, under what name, with what bound. */
+/* The list of all kernels for the layers above: which there are, under what name, with what bound.
+ * */
 #ifndef OH_KERNELS_H
 #define OH_KERNELS_H
 
 #include "device/device.h"
 #include "kernels/args.h"
 
-/* All kernels, GPU-shaped ones first; each index below names one of these. A kernel without a name exists on the
- * host device only. */
+/* All kernels, GPU-shaped ones first; each index below names one of these. A kernel without a name
+ * exists on the host device only. */
 const oh_kernel *oh_kernel_list(size_t *count_out);
 
 /* Index of the kernel for (algorithm, type, world size), or -1 if there is none on `kind`. */
-int oh_kernel_find(onehop_device_kind kind, onehop_algorithm algorithm, onehop_dtype dtype, int world);
+int oh_kernel_find(onehop_device_kind kind, onehop_algorithm algorithm, onehop_dtype dtype,
+                   int world);
 
 /* The image for GPUs, embedded at build time; *size_out is 0 in a build without nvcc. */
 const void *oh_kernel_image(size_t *size_out);

@@ -1,7 +1,8 @@
 /* The vocabulary in which every protocol is written once and compiled for two targets.
  *
  * Kernel bodies are C in the dialect that gcc, clang, nvcc and NVRTC all accept (docs/design.md,
- * "Dialect"). They use only what this file and args.h declare. Names are <op>_<order>_<scope>_<type>:
+ * "Dialect"). They use only what this file and args.h declare. Names are
+ * <op>_<order>_<scope>_<type>:
  *   order  relaxed | acquire | release | acq_rel; none: an ordinary access
  *   scope  sys (all processors of the machine) | gpu (this rank's processor)
  *   type   u32 | u64 | unit (16 bytes, four words; never assumed to be atomic as a whole)
@@ -25,7 +26,7 @@ typedef struct oh_unit {
 #define OH_SENTINEL 0xFFFFFFFFu
 
 #define OH_CONCAT_(a, b) a##b
-#define OH_CONCAT(a, b) OH_CONCAT_(a, b)
+#define OH_CONCAT(a, b)  OH_CONCAT_(a, b)
 #define OH_STATIC_ASSERT(condition, tag)                                                           \
     typedef char OH_CONCAT(oh_static_assert_##tag##_, __LINE__)[(condition) ? 1 : -1]
 

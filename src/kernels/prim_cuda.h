@@ -2,16 +2,16 @@
 #ifndef OH_PRIM_CUDA_H
 #define OH_PRIM_CUDA_H
 
-#define OH_FN static __device__ __forceinline__
-#define OH_SLOW_FN static __device__ __noinline__
-#define OH_UNROLL _Pragma("unroll")
+#define OH_FN        static __device__ __forceinline__
+#define OH_SLOW_FN   static __device__ __noinline__
+#define OH_UNROLL    _Pragma("unroll")
 #define OH_NO_UNROLL _Pragma("unroll 1")
 
 /* Keeps what rarely runs out of the way of what often does. */
 #define OH_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
-/* Polls before a wait looks at clock, control page and host; bare, since a test inside the loop costs 0.1 us
- * a call (two H200, graphs, W=2: docs/design.md). */
+/* Polls before a wait looks at clock, control page and host; bare, since a test inside the loop
+ * costs 0.1 us a call (two H200, graphs, W=2: docs/design.md). */
 #define OH_POLLS 1024
 
 /* How long ranks that give up wait for each other's failure rows. */
@@ -20,8 +20,8 @@
 /* Each thread pushes a unit and polls it at once: lanes are many and hide each other's latency. */
 #define OH_PUSH_WHOLE_CHUNK 0
 
-/* Whose control page holds the word that `from` writes for `to`: the reader's, so that it polls its own
- * memory. */
+/* Whose control page holds the word that `from` writes for `to`: the reader's, so that it polls its
+ * own memory. */
 #define OH_SIGNATURE_HOME(from, to) (to)
 
 typedef struct oh_grid {
@@ -39,7 +39,8 @@ OH_FN oh_grid oh_grid_here(void) {
 }
 
 #define OH_KERNEL(name, bound, statement)                                                          \
-    extern "C" __global__ void __launch_bounds__(bound, 1) name(const __grid_constant__ oh_args args) { \
+    extern "C" __global__ void __launch_bounds__(bound, 1)                                         \
+        name(const __grid_constant__ oh_args args) {                                               \
         const oh_args *a = &args;                                                                  \
         const oh_grid g = oh_grid_here();                                                          \
         statement;                                                                                 \
@@ -128,7 +129,10 @@ OH_FN oh_u32 oh_cas_relaxed_gpu_u32(oh_u64 p, oh_u32 expected, oh_u32 desired) {
 }
 OH_FN oh_u32 oh_exchange_relaxed_gpu_u32(oh_u64 p, oh_u32 v) {
     oh_u32 old;
-    asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+    asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "l"(p), "r"(v)
+                 : "memory");
     return old;
 }
 OH_FN oh_u32 oh_ld_relaxed_gpu_u32(oh_u64 p) {
@@ -159,8 +163,8 @@ OH_FN void oh_group_sync(void) {
 OH_FN oh_u32 oh_group_any(oh_u32 v) {
     return (oh_u32)__syncthreads_or((int)v);
 }
-/* Nothing that the previous kernel of the stream may still write is read before this. The two addresses are ready
- * when it returns: what can be computed before the wait should be. */
+/* Nothing that the previous kernel of the stream may still write is read before this. The two
+ * addresses are ready when it returns: what can be computed before the wait should be. */
 OH_FN void oh_pdl_wait(oh_u64 *p, oh_u64 *q) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" : "+l"(*p), "+l"(*q)::"memory");

@@ -1,5 +1,5 @@
-/* Host half of prim.h: the same vocabulary in __atomic builtins. A block has one thread here; a rank runs its
- * blocks on one or more lanes (operating-system threads), see oh_host_run_lane. */
+/* Host half of prim.h: the same vocabulary in __atomic builtins. A block has one thread here; a
+ * rank runs its blocks on one or more lanes (operating-system threads), see oh_host_run_lane. */
 #ifndef OH_PRIM_HOST_H
 #define OH_PRIM_HOST_H
 
@@ -8,7 +8,7 @@
 #include <sched.h>
 #include <string.h>
 
-#define OH_FN static inline __attribute__((always_inline, unused))
+#define OH_FN      static inline __attribute__((always_inline, unused))
 #define OH_SLOW_FN static __attribute__((noinline, unused))
 #define OH_UNROLL
 #define OH_NO_UNROLL
@@ -18,19 +18,22 @@
 /* After this many polls a wait yields the core: tests run 16 ranks on two cores. */
 #define OH_POLLS 64
 
-/* How long ranks that give up wait for each other's failure rows: a rank may have to wait for a core first. */
+/* How long ranks that give up wait for each other's failure rows: a rank may have to wait for a
+ * core first. */
 #define OH_ROWS_WAIT_NS 50000000ull
 
-/* Lanes are few: all units of a chunk are pushed before any is polled, else each unit costs a round trip. */
+/* Lanes are few: all units of a chunk are pushed before any is polled, else each unit costs a round
+ * trip. */
 #define OH_PUSH_WHOLE_CHUNK 1
 
-/* Whose control page holds the word that `from` writes for `to`: the writer's. Caches make one store and W-1
- * reads cheaper than W-1 stores. */
+/* Whose control page holds the word that `from` writes for `to`: the writer's. Caches make one
+ * store and W-1 reads cheaper than W-1 stores. */
 #define OH_SIGNATURE_HOME(from, to) ((void)(to), (from))
 
-/* A GPU orders the kernels of a stream; the credit rule of the bodies rests on it. Here a fence on either side does:
- * what earlier calls read and re-armed comes before what this call tells its peers, and what this call heard from
- * them before what later calls write. (Free on x86; the host paths have release and acquire of their own.) */
+/* A GPU orders the kernels of a stream; the credit rule of the bodies rests on it. Here a fence on
+ * either side does: what earlier calls read and re-armed comes before what this call tells its
+ * peers, and what this call heard from them before what later calls write. (Free on x86; the host
+ * paths have release and acquire of their own.) */
 #define OH_KERNEL(name, bound, statement)                                                          \
     void name(const void *args, oh_grid g);                                                        \
     void name(const void *args, oh_grid g) {                                                       \
@@ -160,8 +163,8 @@ OH_FN oh_u64 oh_now_ns(void) {
 OH_FN void oh_rest(void) {
     oh_sleep_us(100);
 }
-/* Gives the core away; `poll`, if set, is an oh_host_poll that returns the lowest rank whose process is gone
- * (plus OH_GONE_FOR_LONG, if so), or -1. */
+/* Gives the core away; `poll`, if set, is an oh_host_poll that returns the lowest rank whose
+ * process is gone (plus OH_GONE_FOR_LONG, if so), or -1. */
 typedef int (*oh_host_poll)(void *argument);
 OH_FN oh_i32 oh_host_wait(oh_u64 poll, oh_u64 argument) {
     sched_yield();
@@ -181,7 +184,8 @@ OH_FN oh_u32 oh_bits_of_f32(float f) {
 }
 OH_FN float oh_f32_of_f16(oh_u32 bits) {
     const oh_u32 sign = (bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
-    if (magnitude >= 0x7c00u) return oh_f32_of_bits(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+    if (magnitude >= 0x7c00u)
+        return oh_f32_of_bits(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
     /* 2^112 moves the exponent's bias from 15 to 127 and makes subnormals normal, exactly. */
     const float f = oh_f32_of_bits(magnitude << 13) * 0x1p112f;
     return oh_f32_of_bits(sign | oh_bits_of_f32(f));
@@ -195,7 +199,7 @@ OH_FN oh_u32 oh_f16_of_f32(float f) {
     const oh_u32 v = oh_bits_of_f32(f), sign = v >> 16 & 0x8000u, magnitude = v & 0x7fffffffu;
     if (f != f) return 0x7fffu;
     if (magnitude >= 0x477ff000u) return sign | 0x7c00u; /* 65520 and more round to infinity */
-    if (magnitude < 0x38800000u) {                       /* below 2^-14: let the adder round at 2^-24 */
+    if (magnitude < 0x38800000u) { /* below 2^-14: let the adder round at 2^-24 */
         const float shifted = oh_f32_of_bits(magnitude) + 0.5f;
         return sign | (oh_bits_of_f32(shifted) - 0x3f000000u);
     }

@@ -1,28 +1,31 @@
 /* What 1shot_pull and 2shot_pull share: signals between blocks, and reading all ranks' memory.
  *
- * Signals. Word [which][writer] of a block's row in a rank's slab is written by block b of that one rank and read by
- * block b of the slab's owner: plain stores of {step, epoch}, steps of a call counted from 1. Two kinds, enter ("my
- * data is staged") and exit ("my results are stored"). A meeting of a block with the same block of every peer:
+ * Signals. Word [which][writer] of a block's row in a rank's slab is written by block b of that one
+ * rank and read by block b of the slab's owner: plain stores of {step, epoch}, steps of a call
+ * counted from 1. Two kinds, enter ("my data is staged") and exit ("my results are stored"). A
+ * meeting of a block with the same block of every peer:
  *
  *   group_any; st_release to each peer; spin relaxed on each peer's word, then one ld_acquire of it; group_any
  *
- * The release comes after the first barrier, so it covers what all threads of the block stored and loaded before; the
- * acquire comes before the second, so all threads see it. Only the last load acquires: on a GPU each acquire empties
- * the L1, and would do so at every poll. Whatever of a peer's memory is read after a meeting was either never in that
- * L1 since the call began, or is thrown out of it by that one acquire.
+ * The release comes after the first barrier, so it covers what all threads of the block stored and
+ * loaded before; the acquire comes before the second, so all threads see it. Only the last load
+ * acquires: on a GPU each acquire empties the L1, and would do so at every poll. Whatever of a
+ * peer's memory is read after a meeting was either never in that L1 since the call began, or is
+ * thrown out of it by that one acquire.
  *
- * Which words count. A word names {step, epoch}. It is enough if it is this call's and of this step or a later one; a
- * peer may be ahead within a call. It may also be one whole call ahead: a 1shot_pull ends without a meeting at its end, so
- * a peer whose block has heard from this block may finish, begin the next call and signal there, over a word that
- * was not read yet. It cannot be two ahead: call e+2 begins only after this rank's signature of e+1. So words of e and of
- * the one after e count, and no others: not "e or later" by signed difference, for a block that has not run a pull call
- * for 2^31 calls has a word that looks later (a zero word does, once e has passed 2^31). A word left alone for exactly
- * one turn of the counter, 2^32-2 calls, would be taken for new; grids that skip a block for so long do not do so to
- * the call.
+ * Which words count. A word names {step, epoch}. It is enough if it is this call's and of this step
+ * or a later one; a peer may be ahead within a call. It may also be one whole call ahead: a
+ * 1shot_pull ends without a meeting at its end, so a peer whose block has heard from this block may
+ * finish, begin the next call and signal there, over a word that was not read yet. It cannot be two
+ * ahead: call e+2 begins only after this rank's signature of e+1. So words of e and of the one
+ * after e count, and no others: not "e or later" by signed difference, for a block that has not run
+ * a pull call for 2^31 calls has a word that looks later (a zero word does, once e has passed
+ * 2^31). A word left alone for exactly one turn of the counter, 2^32-2 calls, would be taken for
+ * new; grids that skip a block for so long do not do so to the call.
  *
- * Numbers. Loads start at the next rank, so that ranks read from different links at a time; the sum is formed in rank
- * order from registers that are turned by this rank's number (log2 W selections a register). The instance for any number
- * of ranks has no such registers and loads in rank order. */
+ * Numbers. Loads start at the next rank, so that ranks read from different links at a time; the sum
+ * is formed in rank order from registers that are turned by this rank's number (log2 W selections a
+ * register). The instance for any number of ranks has no such registers and loads in rank order. */
 #ifndef OH_PULL_H
 #define OH_PULL_H
 
@@ -36,13 +39,15 @@ OH_FN oh_u32 oh_next_rank(const oh_args *a, oh_u32 k) {
 }
 
 /* ---- signals ----------------------------------------------------------------------------------- */
-OH_FN oh_u64 oh_signal_address(const oh_args *a, oh_u32 block, oh_u32 which, oh_u32 writer, oh_u32 reader) {
+OH_FN oh_u64 oh_signal_address(const oh_args *a, oh_u32 block, oh_u32 which, oh_u32 writer,
+                               oh_u32 reader) {
     return a->slabs[reader] + a->planes.signals + (oh_u64)block * OH_SIGNAL_BLOCK_BYTES +
            which * OH_SIGNAL_KIND_BYTES + 8 * writer;
 }
 
 OH_FN oh_i32 oh_signal_reached(oh_u64 word, oh_u32 epoch, oh_u32 step) {
-    return ((oh_u32)word == epoch && (oh_u32)(word >> 32) >= step) || (oh_u32)word == OH_EPOCH_NEXT(epoch);
+    return ((oh_u32)word == epoch && (oh_u32)(word >> 32) >= step) ||
+           (oh_u32)word == OH_EPOCH_NEXT(epoch);
 }
 
 /* 0: the communicator died. */
@@ -54,7 +59,8 @@ OH_FN oh_u32 oh_signal_await(const oh_args *a, oh_u64 p, oh_u32 what, oh_u32 epo
         for (n = 0; n < OH_POLLS; n++) {
             word = oh_ld_relaxed_sys_u64(p);
             if (oh_signal_reached(word, epoch, step)) {
-                /* Pairs with the release in oh_meet: this word, or one the same block stored later. */
+                /* Pairs with the release in oh_meet: this word, or one the same block stored later.
+                 * */
                 (void)oh_ld_acquire_sys_u64(p);
                 return 1;
             }
@@ -64,10 +70,12 @@ OH_FN oh_u32 oh_signal_await(const oh_args *a, oh_u64 p, oh_u32 what, oh_u32 epo
     }
 }
 
-/* Meets the same block of every peer; reached by all threads of a block at one place. Thread t serves the (t+1)-th
- * next rank. `dead` may differ from thread to thread (the mark in the epoch word may come between their loads of it): if
- * any brings it, nothing is sent. Nonzero, for all threads alike: the communicator is dead. */
-OH_FN oh_u32 oh_meet(const oh_args *a, oh_grid g, oh_u32 which, oh_u32 epoch, oh_u32 step, oh_u32 dead) {
+/* Meets the same block of every peer; reached by all threads of a block at one place. Thread t
+ * serves the (t+1)-th next rank. `dead` may differ from thread to thread (the mark in the epoch
+ * word may come between their loads of it): if any brings it, nothing is sent. Nonzero, for all
+ * threads alike: the communicator is dead. */
+OH_FN oh_u32 oh_meet(const oh_args *a, oh_grid g, oh_u32 which, oh_u32 epoch, oh_u32 step,
+                     oh_u32 dead) {
     const oh_u32 site = which == OH_SIGNAL_ENTER ? OH_SITE_PULL_ENTER : OH_SITE_PULL_EXIT;
     oh_u32 k;
     if (oh_group_any(dead)) return 1;
@@ -86,8 +94,8 @@ OH_FN oh_u32 oh_meet(const oh_args *a, oh_grid g, oh_u32 which, oh_u32 epoch, oh
 }
 
 /* ---- data -------------------------------------------------------------------------------------- */
-/* Address of an offset of the own slab, and what to add to peers[k].there to come to the same offset on the (k+1)-th
- * next rank. */
+/* Address of an offset of the own slab, and what to add to peers[k].there to come to the same
+ * offset on the (k+1)-th next rank. */
 OH_FN oh_u64 oh_own_address(const oh_args *a, oh_u64 offset) {
     return a->slabs[a->rank] + offset;
 }
@@ -125,7 +133,8 @@ OH_FN oh_unit oh_pull_sum_any(const oh_args *a, oh_unit own, oh_u64 offset, oh_u
 }
 
 /* The sum of the units at one offset of all slabs, in rank order; the own one is given. */
-OH_FN oh_unit oh_pull_sum(const oh_args *a, oh_unit own, oh_u64 offset, oh_u32 dtype, oh_u32 world) {
+OH_FN oh_unit oh_pull_sum(const oh_args *a, oh_unit own, oh_u64 offset, oh_u32 dtype,
+                          oh_u32 world) {
     const oh_u64 shift = oh_peer_shift(a, offset);
     oh_unit v[OH_MAX_RANKS];
     oh_sum sum;

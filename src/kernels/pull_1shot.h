@@ -1,28 +1,32 @@
-/* 1shot_pull over the workspace: every rank stages its input in its own pull buffer, then reads everybody's.
+/* 1shot_pull over the workspace: every rank stages its input in its own pull buffer, then reads
+ * everybody's.
  *
- * Steps of a block, per chunk: copy its units of the input into this call's half of the own pull buffer; meet the same
- * block of every peer (pull.h); load its units from all ranks, sum in rank order, store to the output. One launch: block
- * b reads only what block b of each rank has staged, since the map from units to blocks is the same on all ranks, so no
- * barrier of a whole grid is needed.
+ * Steps of a block, per chunk: copy its units of the input into this call's half of the own pull
+ * buffer; meet the same block of every peer (pull.h); load its units from all ranks, sum in rank
+ * order, store to the output. One launch: block b reads only what block b of each rank has staged,
+ * since the map from units to blocks is the same on all ranks, so no barrier of a whole grid is
+ * needed.
  *
  *   bytes received per rank    (W-1) S, and S copied locally
  *   hops on the critical path  2: the signal, then the load and its answer
  *   signals                    1 per (block, peer, chunk): enter
  *
- * Why no exit barrier: the half is written again at call e+2. This rank finished e+1 only with every peer's signature of
- * e+1, which each sent after its call e had ended, its reads with it. (The signature block waits for all of them, and the
- * grid of e+2 begins after the grid of e+1.)
+ * Why no exit barrier: the half is written again at call e+2. This rank finished e+1 only with
+ * every peer's signature of e+1, which each sent after its call e had ended, its reads with it.
+ * (The signature block waits for all of them, and the grid of e+2 begins after the grid of e+1.)
  *
- * A message longer than a half goes in chunks of at most half a half, in two sub-slots in turn. A block stages chunk c+1
- * over chunk c-1 after it has met its peers for chunk c; each peer's block came there after reading chunk c-1 (the
- * release of the meeting covers loads as well). Sub-slots suffice because unit i of every chunk belongs to the same block
- * in every chunk, so a block's peers are the only ones who read what it overwrites; the last chunk may be shorter.
+ * A message longer than a half goes in chunks of at most half a half, in two sub-slots in turn. A
+ * block stages chunk c+1 over chunk c-1 after it has met its peers for chunk c; each peer's block
+ * came there after reading chunk c-1 (the release of the meeting covers loads as well). Sub-slots
+ * suffice because unit i of every chunk belongs to the same block in every chunk, so a block's
+ * peers are the only ones who read what it overwrites; the last chunk may be shorter.
  *
- * In place: a thread loads unit i of the input before the meeting and stores unit i of the output after it, and
- * nobody else touches either.
+ * In place: a thread loads unit i of the input before the meeting and stores unit i of the output
+ * after it, and nobody else touches either.
  *
- * What the caller guarantees: as for 1shot_push; and that no rank's slab vanishes while a peer's call may run: a
- * rank may finish while a peer still reads from it (the library's own memory is counted by all who mapped it). */
+ * What the caller guarantees: as for 1shot_push; and that no rank's slab vanishes while a peer's
+ * call may run: a rank may finish while a peer still reads from it (the library's own memory is
+ * counted by all who mapped it). */
 #ifndef OH_PULL_1SHOT_H
 #define OH_PULL_1SHOT_H
 
@@ -30,12 +34,13 @@
 
 /* Where a chunk lies in every rank's slab. */
 OH_FN oh_u64 oh_pull_1shot_place(const oh_args *a, oh_u32 epoch, oh_u32 chunk) {
-    return a->planes.pull + (epoch & 1 ? a->planes.pull_bytes : 0) + (chunk & 1 ? a->chunk_bytes : 0);
+    return a->planes.pull + (epoch & 1 ? a->planes.pull_bytes : 0) +
+           (chunk & 1 ? a->chunk_bytes : 0);
 }
 
-/* The kernel. `world` 0: the generic instance. The last block carries the signature. The first unit is loaded together
- * with the epoch, which says where to stage it. A dead communicator's calls stage nothing: a peer may still read what
- * an earlier call staged there. */
+/* The kernel. `world` 0: the generic instance. The last block carries the signature. The first unit
+ * is loaded together with the epoch, which says where to stage it. A dead communicator's calls
+ * stage nothing: a peer may still read what an earlier call staged there. */
 OH_FN void oh_pull_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_u32 stride = (g.blocks - 1) * g.threads, first = g.block * g.threads + g.thread;
     oh_u64 in = a->in + (oh_u64)first * OH_UNIT_BYTES, epoch_word = oh_epoch_word(a, g.block);
@@ -50,13 +55,16 @@ OH_FN void oh_pull_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
     if (first < a->whole) own = oh_ld_unit(in);
     c = oh_call_begin(epoch_word);
     if (first < a->whole && !c.dead) {
-        oh_st_unit(oh_own_address(a, oh_pull_1shot_place(a, c.epoch, 0)) + (oh_u64)first * OH_UNIT_BYTES, own);
+        oh_st_unit(oh_own_address(a, oh_pull_1shot_place(a, c.epoch, 0)) +
+                       (oh_u64)first * OH_UNIT_BYTES,
+                   own);
         u += stride;
     }
     OH_NO_UNROLL
     for (chunk = 0; chunk < a->chunks; chunk++) {
         const oh_message m = oh_message_of(a, dtype, chunk);
-        const oh_u64 place = oh_pull_1shot_place(a, c.epoch, chunk), here = oh_own_address(a, place);
+        const oh_u64 place = oh_pull_1shot_place(a, c.epoch, chunk),
+                     here = oh_own_address(a, place);
         OH_NO_UNROLL
         for (; u < m.units && !c.dead; u += stride)
             oh_st_unit(here + (oh_u64)u * OH_UNIT_BYTES, oh_load_unit(&m, u, dtype));

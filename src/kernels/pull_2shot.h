@@ -1,32 +1,37 @@
-/* 2shot_pull over the workspace: reduce-scatter by reading, and the results stored into all ranks' pull buffers.
+/* 2shot_pull over the workspace: reduce-scatter by reading, and the results stored into all ranks'
+ * pull buffers.
  *
- * A chunk is cut into W balanced shards, shard d reduced by rank d. Sub-index j of every shard belongs to the same
- * (block, thread) on every rank. Steps of a block, per chunk:
+ * A chunk is cut into W balanced shards, shard d reduced by rank d. Sub-index j of every shard
+ * belongs to the same (block, thread) on every rank. Steps of a block, per chunk:
  *   stage    its sub-indices of every other rank's shard, from the input into the own pull buffer
  *   meet     enter: the same block of every peer has staged (pull.h)
  *   reduce   its sub-indices of the own shard: own value from the input, the others' from their pull buffers; the sum
  *            goes to the output and, at the same place, into every peer's pull buffer
  *   meet     exit: the same block of every peer has stored its sums
  *   collect  its sub-indices of the other ranks' shards, from the own pull buffer to the output
- * One launch: what block b reads, block b of some rank has written, so no barrier of a whole grid is needed.
+ * One launch: what block b reads, block b of some rank has written, so no barrier of a whole grid
+ * is needed.
  *
  *   bytes per rank             S (W-1)/W received, as much sent, and twice as much copied locally
  *   hops on the critical path  3: signal, load and answer, results with the second signal behind them
  *   signals                    2 per (block, peer, chunk)
  *
- * Why a sum may go where inputs were staged: position (d, j) of any pull buffer is read before the exit only by rank d,
- * whose thread has the data in registers when it stores the sum there.
+ * Why a sum may go where inputs were staged: position (d, j) of any pull buffer is read before the
+ * exit only by rank d, whose thread has the data in registers when it stores the sum there.
  *
- * Reuse. A call's half of the pull buffer is written again at call e+2, after every peer's signature of e+1, sent after
- * it had finished e: as in 1shot_pull. Within a call one place serves all chunks: this block stages chunk c+1 after it
- * has met all peers at the exit of chunk c, each of which had read chunk c's data and stored its sums before, and
- * after it has collected those sums itself. That needs position (d, j) to belong to the same block in every chunk: shards
- * are cut from the length of a whole chunk, also in the last one, where some may be short or empty. (Chunks are made
- * equal by the dispatch, so that the last one is hardly shorter.)
+ * Reuse. A call's half of the pull buffer is written again at call e+2, after every peer's
+ * signature of e+1, sent after it had finished e: as in 1shot_pull. Within a call one place serves
+ * all chunks: this block stages chunk c+1 after it has met all peers at the exit of chunk c, each
+ * of which had read chunk c's data and stored its sums before, and after it has collected those
+ * sums itself. That needs position (d, j) to belong to the same block in every chunk: shards are
+ * cut from the length of a whole chunk, also in the last one, where some may be short or empty.
+ * (Chunks are made equal by the dispatch, so that the last one is hardly shorter.)
  *
- * In place: position by position, a thread loads the input before it stores the output, and nobody else touches either.
+ * In place: position by position, a thread loads the input before it stores the output, and nobody
+ * else touches either.
  *
- * All ranks are heard at the meetings, so empty shards do no harm. The caller guarantees what 1shot_pull wants. */
+ * All ranks are heard at the meetings, so empty shards do no harm. The caller guarantees what
+ * 1shot_pull wants. */
 #ifndef OH_PULL_2SHOT_H
 #define OH_PULL_2SHOT_H
 
@@ -71,9 +76,10 @@ OH_FN oh_u32 oh_portion_end(const oh_portion *p, oh_u32 rank, oh_u32 limit) {
     return end < limit ? end : limit;
 }
 
-/* Copies units from..units-1 of the chunk that are this thread's in other ranks' shards: in to pull buffer, or pull
- * buffer to out; one at a time, of any alignment. */
-OH_FN void oh_2shot_copy_rest(const oh_args *a, const oh_portion *p, oh_u32 from, oh_u32 collects, oh_u32 dtype) {
+/* Copies units from..units-1 of the chunk that are this thread's in other ranks' shards: in to pull
+ * buffer, or pull buffer to out; one at a time, of any alignment. */
+OH_FN void oh_2shot_copy_rest(const oh_args *a, const oh_portion *p, oh_u32 from, oh_u32 collects,
+                              oh_u32 dtype) {
     oh_u32 k, u;
     if (from >= p->m.units) return;
     OH_NO_UNROLL
@@ -91,11 +97,16 @@ OH_FN void oh_2shot_copy_rest(const oh_args *a, const oh_portion *p, oh_u32 from
     }
 }
 
-/* The same; whole units of several shards together, so that their loads are in flight together. Four at a time: with
- * all seven of eight ranks, ptxas keeps begin and end of every shard in registers, and spills on sm_100 and sm_120. */
-OH_FN void oh_2shot_copy(const oh_args *a, const oh_portion *p, oh_u32 collects, oh_u32 dtype, oh_u32 world) {
+/* The same; whole units of several shards together, so that their loads are in flight together.
+ * Four at a time: with all seven of eight ranks, ptxas keeps begin and end of every shard in
+ * registers, and spills on sm_100 and sm_120. */
+OH_FN void oh_2shot_copy(const oh_args *a, const oh_portion *p, oh_u32 collects, oh_u32 dtype,
+                         oh_u32 world) {
     const oh_u64 from = collects ? p->here : p->m.in, to = collects ? p->m.out : p->here;
-    const oh_u32 most = world && p->m.whole ? oh_shard_most(p->shards) : 0, four = world < 2 ? 1 : world < 5 ? world - 1 : 4;
+    const oh_u32 most = world && p->m.whole ? oh_shard_most(p->shards) : 0, four = world < 2 ? 1
+                                                                                   : world < 5
+                                                                                       ? world - 1
+                                                                                       : 4;
     oh_u32 j, k, i;
     OH_NO_UNROLL
     for (j = p->first; j < most; j += p->stride) {
@@ -108,7 +119,8 @@ OH_FN void oh_2shot_copy(const oh_args *a, const oh_portion *p, oh_u32 collects,
                 const oh_u32 owner = oh_next_rank(a, k + i);
                 v[i] = oh_unit_armed(); /* to be defined */
                 u[i] = oh_shard_begin(p->shards, owner) + j;
-                if (k + i >= world || u[i] >= oh_portion_end(p, owner, p->m.whole)) u[i] = p->m.units;
+                if (k + i >= world || u[i] >= oh_portion_end(p, owner, p->m.whole))
+                    u[i] = p->m.units;
                 if (u[i] < p->m.units) v[i] = oh_ld_unit(from + (oh_u64)u[i] * OH_UNIT_BYTES);
             }
             OH_UNROLL
@@ -120,13 +132,15 @@ OH_FN void oh_2shot_copy(const oh_args *a, const oh_portion *p, oh_u32 collects,
 }
 
 /* This thread's sub-indices of the own shard. `place` is the chunk's offset in every slab. */
-OH_FN void oh_2shot_reduce(const oh_args *a, const oh_portion *p, oh_u64 place, oh_u32 dtype, oh_u32 world) {
+OH_FN void oh_2shot_reduce(const oh_args *a, const oh_portion *p, oh_u64 place, oh_u32 dtype,
+                           oh_u32 world) {
     const oh_u32 end = oh_portion_end(p, a->rank, p->m.units), ranks = world ? world : a->world;
     oh_u32 u, k;
     OH_NO_UNROLL
     for (u = oh_shard_begin(p->shards, a->rank) + p->first; u < end; u += p->stride) {
         const oh_u64 offset = place + (oh_u64)u * OH_UNIT_BYTES, shift = oh_peer_shift(a, offset);
-        const oh_unit own = oh_load_unit(&p->m, u, dtype), sum = oh_pull_sum(a, own, offset, dtype, world);
+        const oh_unit own = oh_load_unit(&p->m, u, dtype),
+                      sum = oh_pull_sum(a, own, offset, dtype, world);
         OH_UNROLL
         for (k = 0; k + 1 < ranks; k++) oh_st_unit(a->peers[k].there + shift, sum);
         oh_store_unit(&p->m, u, sum, dtype);

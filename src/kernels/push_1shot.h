@@ -1,30 +1,33 @@
-/* 1shot_push: every rank stores its data into its own landing slot on every peer; readiness is in the data.
+/* 1shot_push: every rank stores its data into its own landing slot on every peer; readiness is in
+ * the data.
  *
- * Steps, per thread and unit: load own unit; store it to slot (phase, me) of each peer, starting at the next
- * rank; poll slot (phase, s) of the own slab for each source s; sum in rank order, own value from registers; write
- * the output; re-arm the words just read.
+ * Steps, per thread and unit: load own unit; store it to slot (phase, me) of each peer, starting at
+ * the next rank; poll slot (phase, s) of the own slab for each source s; sum in rank order, own
+ * value from registers; write the output; re-arm the words just read.
  *
  *   bytes sent per rank      (W-1) S
  *   hops on the critical path  1
  *   signals, barriers          none; one signature word per peer in a block of its own (call.h)
  *
- * Why no barrier is needed, and two phases suffice: I write a peer's phase p at epoch e+2 only because I finished
- * e+1, for which I needed that peer's data of e+1, and it sent that only after its call e had read and re-armed
- * phase p: the end of its kernel e ordered the re-arming before its stores of e+1. Epochs wrap from 2^32-1 to 2,
- * keeping parity.
+ * Why no barrier is needed, and two phases suffice: I write a peer's phase p at epoch e+2 only
+ * because I finished e+1, for which I needed that peer's data of e+1, and it sent that only after
+ * its call e had read and re-armed phase p: the end of its kernel e ordered the re-arming before
+ * its stores of e+1. Epochs wrap from 2^32-1 to 2, keeping parity.
  *
- * A message longer than a slot goes in chunks that take turns in the two halves (sub-slots) of this call's slot;
- * the phase flips once per call, never per chunk. Unit i of every chunk belongs to the same thread on every rank,
- * and a thread pushes chunk c only after it has read chunk c-1 from every peer. Chunk c+1 of a peer thus
- * tells that it has read and re-armed chunk c-1, whose sub-slot c+1 uses. No kernel boundary orders the two here,
- * so one acq_rel fence per chunk stands between a thread's re-arming and its next push; it pairs with the same
- * fence of the peer's thread.
+ * A message longer than a slot goes in chunks that take turns in the two halves (sub-slots) of this
+ * call's slot; the phase flips once per call, never per chunk. Unit i of every chunk belongs to the
+ * same thread on every rank, and a thread pushes chunk c only after it has read chunk c-1 from
+ * every peer. Chunk c+1 of a peer thus tells that it has read and re-armed chunk c-1, whose
+ * sub-slot c+1 uses. No kernel boundary orders the two here, so one acq_rel fence per chunk stands
+ * between a thread's re-arming and its next push; it pairs with the same fence of the peer's
+ * thread.
  *
- * All slot accesses are relaxed: each 32-bit word validates itself (not the sentinel: it is data), and nothing
- * else is concluded from its arrival within the call.
+ * All slot accesses are relaxed: each 32-bit word validates itself (not the sentinel: it is data),
+ * and nothing else is concluded from its arrival within the call.
  *
- * What the caller guarantees: calls of one communicator are ordered on each rank; the grid fits on the smallest
- * rank's device at once; all ranks pass the same count, type and grid (checked by the signature). */
+ * What the caller guarantees: calls of one communicator are ordered on each rank; the grid fits on
+ * the smallest rank's device at once; all ranks pass the same count, type and grid (checked by the
+ * signature). */
 #ifndef OH_PUSH_1SHOT_H
 #define OH_PUSH_1SHOT_H
 
@@ -44,14 +47,13 @@ OH_FN oh_u32 oh_source(const oh_args *a, oh_u32 j) {
     return j + (j >= a->rank);
 }
 
-/* Loads one unit of every source at once, so that W-1 loads are in flight together. The first that has not arrived,
- * or -1. */
+/* Loads one unit of every source at once, so that W-1 loads are in flight together. The first that
+ * has not arrived, or -1. */
 OH_FN oh_i32 oh_look(const oh_args *a, oh_u64 at, oh_unit *v, oh_u32 world) {
     oh_i32 missing = -1;
     oh_u32 j;
     OH_UNROLL
-    for (j = 0; j + 1 < world; j++)
-        v[j] = oh_ld_relaxed_sys_unit(a->peers[j].from + at);
+    for (j = 0; j + 1 < world; j++) v[j] = oh_ld_relaxed_sys_unit(a->peers[j].from + at);
     OH_UNROLL
     for (j = 0; j + 1 < world; j++)
         if (missing < 0 && !oh_unit_arrived(v[j])) missing = (oh_i32)j;
@@ -59,7 +61,8 @@ OH_FN oh_i32 oh_look(const oh_args *a, oh_u64 at, oh_unit *v, oh_u32 world) {
 }
 
 /* The sum in rank order, own value at its place. Two terms commute. */
-OH_FN oh_unit oh_sum_sources(const oh_args *a, const oh_unit *v, oh_unit own, oh_u32 dtype, oh_u32 world) {
+OH_FN oh_unit oh_sum_sources(const oh_args *a, const oh_unit *v, oh_unit own, oh_u32 dtype,
+                             oh_u32 world) {
     oh_sum sum;
     oh_u32 j;
     if (world == 2) return oh_sum_rounded(oh_sum_add(oh_sum_of(own, dtype), v[0], dtype), dtype);
@@ -81,15 +84,16 @@ OH_FN void oh_rearm(const oh_args *a, oh_u64 at, oh_u32 world) {
 }
 
 /* Waits until a unit of one source has arrived. 0: the communicator died. */
-OH_FN oh_i32 oh_poll_unit(const oh_args *a, oh_u64 p, oh_u32 source, oh_u32 epoch, oh_i32 looks_at_host) {
+OH_FN oh_i32 oh_poll_unit(const oh_args *a, oh_u64 p, oh_u32 source, oh_u32 epoch,
+                          oh_i32 looks_at_host) {
     oh_u64 state = 0;
     oh_u32 n = 0;
     OH_NO_UNROLL
     while (!oh_unit_arrived(oh_ld_relaxed_sys_unit(p))) {
         if (++n < OH_POLLS) continue;
         n = 0;
-        state = oh_wait_slow(a, state, OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, source, looks_at_host), epoch, 0,
-                             OH_SENTINEL);
+        state = oh_wait_slow(a, state, OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, source, looks_at_host),
+                             epoch, 0, OH_SENTINEL);
         if (!state) return 0;
     }
     return 1;
@@ -103,7 +107,8 @@ OH_FN oh_unit oh_sum_and_rearm(const oh_args *a, oh_u64 at, oh_unit own, oh_u32 
     for (j = 0; j + 1 < a->world; j++) {
         const oh_unit v = oh_ld_relaxed_sys_unit(a->peers[j].from + at);
         oh_st_relaxed_sys_unit(a->peers[j].from + at, oh_unit_armed());
-        /* Own value stands before source j if j is this rank's number, after all if there is no such j. */
+        /* Own value stands before source j if j is this rank's number, after all if there is no
+         * such j. */
         if (j == a->rank && j > 0) sum = oh_sum_add(sum, own, dtype);
         sum = j == 0 && a->rank > 0 ? oh_sum_of(v, dtype) : oh_sum_add(sum, v, dtype);
     }
@@ -111,16 +116,17 @@ OH_FN oh_unit oh_sum_and_rearm(const oh_args *a, oh_u64 at, oh_unit own, oh_u32 
     return oh_sum_rounded(sum, dtype);
 }
 
-/* Waits for one unit of all sources, however long, then reads again, sums, stores, re-arms: values would not fit in
- * registers beside a wait. The own value is loaded last: the output has not overwritten it yet. 0: the communicator
- * died. */
-OH_FN oh_i32 oh_finish_unit(const oh_args *a, const oh_message *m, oh_u32 unit, oh_u64 at, oh_u32 epoch,
-                            oh_i32 looks_at_host, oh_u32 dtype, oh_u32 world) {
+/* Waits for one unit of all sources, however long, then reads again, sums, stores, re-arms: values
+ * would not fit in registers beside a wait. The own value is loaded last: the output has not
+ * overwritten it yet. 0: the communicator died. */
+OH_FN oh_i32 oh_finish_unit(const oh_args *a, const oh_message *m, oh_u32 unit, oh_u64 at,
+                            oh_u32 epoch, oh_i32 looks_at_host, oh_u32 dtype, oh_u32 world) {
     oh_unit v[OH_MAX_RANKS], own, sum;
     oh_u32 j;
     OH_NO_UNROLL
     for (j = 0; j + 1 < a->world; j++)
-        if (!oh_poll_unit(a, a->peers[j].from + at, oh_source(a, j), epoch, looks_at_host)) return 0;
+        if (!oh_poll_unit(a, a->peers[j].from + at, oh_source(a, j), epoch, looks_at_host))
+            return 0;
     own = oh_load_unit(m, unit, dtype);
     if (world) {
         oh_look(a, at, v, world);
@@ -133,10 +139,11 @@ OH_FN oh_i32 oh_finish_unit(const oh_args *a, const oh_message *m, oh_u32 unit, 
     return 1;
 }
 
-/* What is left of a call for one thread: units i, i + stride, ... of the first chunk and all of the others; any
- * alignment, any wait. `pushed`: unit i is on its way already. Nonzero: the communicator is dead. */
-OH_FN oh_u32 oh_push_rest(const oh_args *a, oh_grid g, oh_u32 epoch, oh_u32 i, oh_u32 pushed, oh_u32 dtype,
-                          oh_u32 world) {
+/* What is left of a call for one thread: units i, i + stride, ... of the first chunk and all of the
+ * others; any alignment, any wait. `pushed`: unit i is on its way already. Nonzero: the
+ * communicator is dead. */
+OH_FN oh_u32 oh_push_rest(const oh_args *a, oh_grid g, oh_u32 epoch, oh_u32 i, oh_u32 pushed,
+                          oh_u32 dtype, oh_u32 world) {
     const oh_u32 stride = (g.blocks - 1) * g.threads, ranks = world ? world : a->world;
     oh_u32 chunk;
     OH_NO_UNROLL
@@ -150,11 +157,13 @@ OH_FN oh_u32 oh_push_rest(const oh_args *a, oh_grid g, oh_u32 epoch, oh_u32 i, o
         }
         if (OH_PUSH_WHOLE_CHUNK)
             for (u = i; u < m.units; u += stride)
-                oh_push_unit(a, place + (oh_u64)u * OH_UNIT_BYTES, oh_load_unit(&m, u, dtype), dtype, ranks);
+                oh_push_unit(a, place + (oh_u64)u * OH_UNIT_BYTES, oh_load_unit(&m, u, dtype),
+                             dtype, ranks);
         OH_NO_UNROLL
         for (u = i; u < m.units; u += stride) {
             const oh_u64 at = place + (oh_u64)u * OH_UNIT_BYTES;
-            if (!OH_PUSH_WHOLE_CHUNK && !pushed) oh_push_unit(a, at, oh_load_unit(&m, u, dtype), dtype, ranks);
+            if (!OH_PUSH_WHOLE_CHUNK && !pushed)
+                oh_push_unit(a, at, oh_load_unit(&m, u, dtype), dtype, ranks);
             pushed = 0;
             if (!oh_finish_unit(a, &m, u, at, epoch, g.thread == 0, dtype, world)) return 1;
         }
@@ -164,9 +173,10 @@ OH_FN oh_u32 oh_push_rest(const oh_args *a, oh_grid g, oh_u32 epoch, oh_u32 i, o
 
 /* The kernel. `world` 0: the generic instance. The last block carries the signature.
  *
- * The fast path is kept short, since a small call lasts as long as its instructions take: whole units of the first
- * chunk that arrive within OH_POLLS looks. No function is called there, so registers stay free. All else is left to
- * oh_push_rest. The first unit is loaded together with the epoch, the next one while this one is on its way. */
+ * The fast path is kept short, since a small call lasts as long as its instructions take: whole
+ * units of the first chunk that arrive within OH_POLLS looks. No function is called there, so
+ * registers stay free. All else is left to oh_push_rest. The first unit is loaded together with the
+ * epoch, the next one while this one is on its way. */
 OH_FN void oh_push_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_u32 whole = OH_PUSH_WHOLE_CHUNK || !world ? 0 : a->whole;
     const oh_u32 stride = (g.blocks - 1) * g.threads;

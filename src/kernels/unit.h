@@ -1,13 +1,15 @@
-/* Units of data: loading and storing 16 bytes of a message of any length and alignment, and summing them.
+/* Units of data: loading and storing 16 bytes of a message of any length and alignment, and summing
+ * them.
  *
- * The map from units to threads never depends on alignment, only how a unit is loaded does. The last unit of a
- * message may be short: missing elements read as zero and are not stored. */
+ * The map from units to threads never depends on alignment, only how a unit is loaded does. The
+ * last unit of a message may be short: missing elements read as zero and are not stored. */
 #ifndef OH_UNIT_H
 #define OH_UNIT_H
 
 #include "kernels/args.h"
 
-/* One chunk of a message, in units. Chunks are below 4 GiB, so that bytes are counted in 32 bits. */
+/* One chunk of a message, in units. Chunks are below 4 GiB, so that bytes are counted in 32 bits.
+ * */
 typedef struct oh_message {
     oh_u64 in, out; /* addresses of the chunk */
     oh_u32 bytes;   /* of the chunk */
@@ -27,7 +29,8 @@ OH_FN oh_message oh_message_of(const oh_args *a, oh_u32 dtype, oh_u64 chunk) {
     return m;
 }
 
-/* Element by element: unaligned, or the short last unit. `left` bytes of the message begin at the address. */
+/* Element by element: unaligned, or the short last unit. `left` bytes of the message begin at the
+ * address. */
 OH_SLOW_FN oh_unit oh_load_elements(oh_u64 in, oh_u32 left, oh_u32 dtype) {
     const oh_u32 bytes = left < OH_UNIT_BYTES ? left : OH_UNIT_BYTES;
     oh_unit v;
@@ -82,7 +85,8 @@ OH_FN oh_unit oh_sanitise(oh_unit v, oh_u32 dtype) {
     return v;
 }
 
-/* Bits are compared, never floats: flush-to-zero would turn a subnormal into a sentinel of zeros. */
+/* Bits are compared, never floats: flush-to-zero would turn a subnormal into a sentinel of zeros.
+ * */
 OH_FN oh_i32 oh_unit_arrived(oh_unit v) {
     return v.w[0] != OH_SENTINEL && v.w[1] != OH_SENTINEL && v.w[2] != OH_SENTINEL &&
            v.w[3] != OH_SENTINEL;

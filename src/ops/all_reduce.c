@@ -7,35 +7,45 @@
 
 static onehop_result check_type(onehop_dtype dtype, onehop_op op) {
     if (!onehop_dtype_bytes(dtype))
-        return oh_error(ONEHOP_ERR_DTYPE, "all_reduce: data type %d is unknown; expected float32 (1), float16 (2) or "
-                                          "bfloat16 (3)", (int)dtype);
-    if (op != ONEHOP_SUM) return oh_error(ONEHOP_ERR_OP, "all_reduce: reduction %d is unknown; expected sum (1)", (int)op);
+        return oh_error(ONEHOP_ERR_DTYPE,
+                        "all_reduce: data type %d is unknown; expected float32 (1), float16 (2) or "
+                        "bfloat16 (3)",
+                        (int)dtype);
+    if (op != ONEHOP_SUM)
+        return oh_error(ONEHOP_ERR_OP, "all_reduce: reduction %d is unknown; expected sum (1)",
+                        (int)op);
     return ONEHOP_OK;
 }
 
 static onehop_result check_memory(const oh_request *q) {
     const size_t size = onehop_dtype_bytes(q->dtype);
     const uintptr_t in = (uintptr_t)q->in, out = (uintptr_t)q->out;
-    if (!q->in || !q->out) return oh_error(ONEHOP_ERR_NULL, "all_reduce: %s is NULL", q->in ? "out" : "in");
+    if (!q->in || !q->out)
+        return oh_error(ONEHOP_ERR_NULL, "all_reduce: %s is NULL", q->in ? "out" : "in");
     if (in % size || out % size)
-        return oh_error(ONEHOP_ERR_ALIGNMENT, "all_reduce: %s at %p is not aligned to its %zu-byte element",
+        return oh_error(ONEHOP_ERR_ALIGNMENT,
+                        "all_reduce: %s at %p is not aligned to its %zu-byte element",
                         in % size ? "in" : "out", in % size ? q->in : q->out, size);
     if (q->count > MOST_BYTES / size)
-        return oh_error(ONEHOP_ERR_TOO_LARGE, "all_reduce: %zu elements of %zu bytes, expected at most 2^40 bytes",
+        return oh_error(ONEHOP_ERR_TOO_LARGE,
+                        "all_reduce: %zu elements of %zu bytes, expected at most 2^40 bytes",
                         q->count, size);
     const size_t bytes = q->count * size;
     if (in != out && in < out + bytes && out < in + bytes)
-        return oh_error(ONEHOP_ERR_OVERLAP, "all_reduce: in [%p, +%zu) and out at %p overlap without being equal",
+        return oh_error(ONEHOP_ERR_OVERLAP,
+                        "all_reduce: in [%p, +%zu) and out at %p overlap without being equal",
                         q->in, bytes, q->out);
     return ONEHOP_OK;
 }
 
-/* A call on no host stream runs to its end: made by the one thread that drives all ranks, it would wait for ever. */
-static onehop_result check_stream(const onehop_comm *comm, const onehop_t *ctx, onehop_stream_t stream) {
+/* A call on no host stream runs to its end: made by the one thread that drives all ranks, it would
+ * wait for ever. */
+static onehop_result check_stream(const onehop_comm *comm, const onehop_t *ctx,
+                                  onehop_stream_t stream) {
     if (stream || !ctx || ctx->group || comm->dispatch.kind != ONEHOP_DEVICE_HOST) return ONEHOP_OK;
-    return oh_error(ONEHOP_ERR_STREAM,
-                    "all_reduce: stream is NULL, but the ranks of onehop_create_all are driven by one thread and "
-                    "need a host stream each");
+    return oh_error(ONEHOP_ERR_STREAM, "all_reduce: stream is NULL, but the ranks of "
+                                       "onehop_create_all are driven by one thread and "
+                                       "need a host stream each");
 }
 
 static onehop_result check_call(const onehop_call *call, onehop_call *known) {
@@ -50,7 +60,8 @@ static onehop_result run(onehop_comm *comm, onehop_t *ctx, const oh_request *q) 
     if (!result) result = check_stream(comm, ctx, q->stream);
     if (!result) result = oh_comm_check(comm);
     if (!result)
-        result = oh_dispatch_choose(&comm->dispatch, q->count * onehop_dtype_bytes(q->dtype), q->dtype, q->call, &plan);
+        result = oh_dispatch_choose(&comm->dispatch, q->count * onehop_dtype_bytes(q->dtype),
+                                    q->dtype, q->call, &plan);
     if (!result) result = oh_comm_launch(comm, q, &plan, &captured);
     if (!result && captured && ctx && ctx->capturing) result = oh_capture_note(ctx, q, &plan);
     return result;
@@ -101,26 +112,32 @@ onehop_result onehop_all_reduce_with(onehop_t *context, const void *in, void *ou
                                      onehop_stream_t stream) {
     onehop_call known;
     if (!context || !call)
-        return oh_error(ONEHOP_ERR_NULL, "onehop_all_reduce_with: %s is NULL", context ? "call" : "context");
+        return oh_error(ONEHOP_ERR_NULL, "onehop_all_reduce_with: %s is NULL",
+                        context ? "call" : "context");
     onehop_result result = check_call(call, &known);
     const oh_request q = {in, out, count, dtype, op, &known, stream};
     return result ? result : all_reduce(context, &q);
 }
 
-onehop_result onehop_would_use(const onehop_t *context, size_t bytes, onehop_dtype dtype, onehop_op op,
-                               onehop_mode mode, int in_place, onehop_choice *choice_out) {
+onehop_result onehop_would_use(const onehop_t *context, size_t bytes, onehop_dtype dtype,
+                               onehop_op op, onehop_mode mode, int in_place,
+                               onehop_choice *choice_out) {
     oh_plan plan;
     if (!context || !choice_out)
-        return oh_error(ONEHOP_ERR_NULL, "onehop_would_use: %s is NULL", context ? "choice_out" : "context");
+        return oh_error(ONEHOP_ERR_NULL, "onehop_would_use: %s is NULL",
+                        context ? "choice_out" : "context");
     onehop_result result = check_type(dtype, op);
     if (result) return result;
     if (mode != ONEHOP_MODE_EAGER && mode != ONEHOP_MODE_GRAPH)
-        return oh_error(ONEHOP_ERR_ARGUMENT, "onehop_would_use: mode is %d, expected eager (0) or graph (1)", (int)mode);
+        return oh_error(ONEHOP_ERR_ARGUMENT,
+                        "onehop_would_use: mode is %d, expected eager (0) or graph (1)", (int)mode);
     if (bytes == 0 || bytes % onehop_dtype_bytes(dtype))
-        return oh_error(ONEHOP_ERR_ARGUMENT, "onehop_would_use: %zu bytes, expected a positive multiple of %zu", bytes,
+        return oh_error(ONEHOP_ERR_ARGUMENT,
+                        "onehop_would_use: %zu bytes, expected a positive multiple of %zu", bytes,
                         onehop_dtype_bytes(dtype));
     if (bytes > MOST_BYTES)
-        return oh_error(ONEHOP_ERR_TOO_LARGE, "onehop_would_use: %zu bytes, expected at most 2^40", bytes);
+        return oh_error(ONEHOP_ERR_TOO_LARGE, "onehop_would_use: %zu bytes, expected at most 2^40",
+                        bytes);
     (void)in_place; /* no algorithm of this version depends on it */
     result = oh_dispatch_choose(&context->dispatch, bytes, dtype, NULL, &plan);
     if (!result) *choice_out = plan.choice;

@@ -4,8 +4,8 @@
 #include <string.h>
 
 #define PAGE 4096
-#define MIB ((size_t)1 << 20)
-#define GIB ((size_t)1 << 30)
+#define MIB  ((size_t)1 << 20)
+#define GIB  ((size_t)1 << 30)
 
 /* Sizes that differ between the devices. Slot: all slots of both phases take at most push_total. */
 typedef struct defaults {
@@ -24,7 +24,8 @@ static size_t default_slot(const defaults *d, int world_size) {
 
 static onehop_result check(const onehop_layout_config *c) {
     if (c->device_kind != ONEHOP_DEVICE_CUDA && c->device_kind != ONEHOP_DEVICE_HOST)
-        return oh_error(ONEHOP_ERR_ARGUMENT, "layout: device_kind is %d, expected CUDA (1) or HOST (2)",
+        return oh_error(ONEHOP_ERR_ARGUMENT,
+                        "layout: device_kind is %d, expected CUDA (1) or HOST (2)",
                         (int)c->device_kind);
     if (c->world_size < 1 || c->world_size > ONEHOP_MAX_RANKS)
         return oh_error(ONEHOP_ERR_WORLD_SIZE, "layout: world size is %d, expected 1..%d",
@@ -32,8 +33,8 @@ static onehop_result check(const onehop_layout_config *c) {
     const size_t most = 4 * GIB / (2 * (size_t)c->world_size);
     if (c->push_bytes % PAGE || c->push_bytes > most)
         return oh_error(ONEHOP_ERR_ARGUMENT,
-                        "layout: push_bytes is %zu, expected a multiple of %d up to %zu", c->push_bytes,
-                        PAGE, most);
+                        "layout: push_bytes is %zu, expected a multiple of %d up to %zu",
+                        c->push_bytes, PAGE, most);
     if (c->pull_bytes % PAGE || c->pull_bytes > 4 * GIB)
         return oh_error(ONEHOP_ERR_ARGUMENT,
                         "layout: pull_bytes is %zu, expected a multiple of %d up to 4 GiB",
@@ -42,8 +43,8 @@ static onehop_result check(const onehop_layout_config *c) {
         return oh_error(ONEHOP_ERR_ARGUMENT, "layout: max_blocks is %u, expected 2..1024",
                         c->max_blocks);
     if (c->max_rows > 1u << 20)
-        return oh_error(ONEHOP_ERR_ARGUMENT, "layout: max_rows is %u, expected at most %u", c->max_rows,
-                        1u << 20);
+        return oh_error(ONEHOP_ERR_ARGUMENT, "layout: max_rows is %u, expected at most %u",
+                        c->max_rows, 1u << 20);
     return ONEHOP_OK;
 }
 
@@ -57,8 +58,7 @@ onehop_result oh_layout_plan(const onehop_layout_config *config, onehop_layout *
                              oh_planes *planes_out) {
     onehop_result result = check(config);
     if (result) return result;
-    const defaults *d =
-        config->device_kind == ONEHOP_DEVICE_CUDA ? &cuda_defaults : &host_defaults;
+    const defaults *d = config->device_kind == ONEHOP_DEVICE_CUDA ? &cuda_defaults : &host_defaults;
     const uint64_t world = (uint64_t)config->world_size;
     oh_planes p;
     memset(&p, 0, sizeof p);
@@ -109,7 +109,8 @@ onehop_result oh_storage_arm(oh_device *device, const oh_planes *planes, int wor
         result = device->ops->fill(device, slab + planes->signals, 0,
                                    planes->control + sizeof(oh_control) - planes->signals);
     if (!result)
-        result = device->ops->fill(device, local, 0, planes->rows + planes->max_rows * sizeof(oh_row));
+        result =
+            device->ops->fill(device, local, 0, planes->rows + planes->max_rows * sizeof(oh_row));
     if (!result) memset(host, 0, sizeof(oh_host_page));
     return result;
 }

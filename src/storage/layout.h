@@ -1,4 +1,5 @@
-/* Offsets and sizes of a communicator's memory, from a layout config. See device/planes.h for the map. */
+/* Offsets and sizes of a communicator's memory, from a layout config. See device/planes.h for the
+ * map. */
 #ifndef OH_LAYOUT_H
 #define OH_LAYOUT_H
 
@@ -10,9 +11,10 @@
 onehop_result oh_layout_plan(const onehop_layout_config *config, onehop_layout *layout_out,
                              oh_planes *planes_out);
 
-/* Writes one rank's memory: push slots 0xFF, control page, signals, local and host memory zero. The rest of a
- * slab is expected to be zero, or to hold what any earlier use left: nothing reads it before it is written. On the
- * host device this is also the first touch, which places the pages near this rank. */
+/* Writes one rank's memory: push slots 0xFF, control page, signals, local and host memory zero. The
+ * rest of a slab is expected to be zero, or to hold what any earlier use left: nothing reads it
+ * before it is written. On the host device this is also the first touch, which places the pages
+ * near this rank. */
 onehop_result oh_storage_arm(oh_device *device, const oh_planes *planes, int world_size,
                              void *symmetric, void *local, void *host);
 

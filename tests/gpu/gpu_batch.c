@@ -3,8 +3,8 @@
 
 #define POISON 0xA5
 #define GUARD  64
-/* Calls of a piece: far fewer than a stream takes before a launch blocks, since a launch that blocks holds a lock
- * that the other ranks on the GPU need. */
+/* Calls of a piece: far fewer than a stream takes before a launch blocks, since a launch that
+ * blocks holds a lock that the other ranks on the GPU need. */
 #define PIECE 128
 
 /* ---- data ------------------------------------------------------------------------------------------------------ */
@@ -27,7 +27,9 @@ void gpu_data_sum(gpu_data *data, gpu_rank *ranks, int here, onehop_dtype dtype,
     for (int i = 0; i < here; i++) {
         const size_t world = (size_t)ranks[i].world, share = (elements + world - 1) / world;
         const size_t first = share * (size_t)ranks[i].rank;
-        const size_t mine = first >= elements ? 0 : elements - first < share ? elements - first : share;
+        const size_t mine = first >= elements          ? 0
+                            : elements - first < share ? elements - first
+                                                       : share;
         const void *in[ONEHOP_MAX_RANKS];
         for (size_t r = 0; r < world; r++) in[r] = data->in[r] + first * size;
         reference_sum(data->sum + first * size, in, (int)world, mine, dtype);
@@ -35,11 +37,12 @@ void gpu_data_sum(gpu_data *data, gpu_rank *ranks, int here, onehop_dtype dtype,
     gpu_barrier(&ranks[0]);
 }
 
-void gpu_data_fill(gpu_data *data, gpu_rank *ranks, int here, input_kind kind, uint64_t seed, onehop_dtype dtype,
-                   size_t elements) {
+void gpu_data_fill(gpu_data *data, gpu_rank *ranks, int here, input_kind kind, uint64_t seed,
+                   onehop_dtype dtype, size_t elements) {
     if (elements > data->room) FAIL("%zu elements, room for %zu", elements, data->room);
     gpu_barrier(&ranks[0]); /* nobody reads the old data any more */
-    for (int i = 0; i < here; i++) input_fill(data->in[ranks[i].rank], kind, seed, ranks[i].rank, 0, elements, dtype);
+    for (int i = 0; i < here; i++)
+        input_fill(data->in[ranks[i].rank], kind, seed, ranks[i].rank, 0, elements, dtype);
     gpu_data_sum(data, ranks, here, dtype, elements);
 }
 
@@ -103,7 +106,8 @@ static void prepare(gpu_bench *b, const gpu_call *calls, size_t n, bool echo) {
     const size_t size = reference_element_bytes(b->data->dtype);
     b->used = 0;
     for (size_t c = 0; c < n; c++) {
-        const size_t off = calls[c].shift ? (calls[c].shift + 3 * (size_t)b->rank->rank) % (16 / size) * size : 0;
+        const size_t off =
+            calls[c].shift ? (calls[c].shift + 3 * (size_t)b->rank->rank) % (16 / size) * size : 0;
         b->places[c] = b->used + GUARD + off;
         b->used += cost_of(b, &calls[c]);
     }
@@ -111,8 +115,10 @@ static void prepare(gpu_bench *b, const gpu_call *calls, size_t n, bool echo) {
     memset(b->expected, POISON, b->used);
     for (size_t c = 0; c < n; c++) {
         const size_t from = calls[c].first * size, bytes = calls[c].count * size;
-        if (calls[c].first + calls[c].count > b->data->elements) FAIL("call %zu: window beyond the data", c);
-        if (calls[c].in_place) memcpy(b->image + b->places[c], b->data->in[b->rank->rank] + from, bytes);
+        if (calls[c].first + calls[c].count > b->data->elements)
+            FAIL("call %zu: window beyond the data", c);
+        if (calls[c].in_place)
+            memcpy(b->image + b->places[c], b->data->in[b->rank->rank] + from, bytes);
         memcpy(b->expected + b->places[c], b->data->sum + from, bytes);
     }
     gpu_write(b->rank, b->arena, b->image, b->used);
@@ -132,13 +138,16 @@ static void make_call(gpu_bench *b, const gpu_call *c, size_t place, const gpu_h
     named.algorithm = c->algorithm;
     if (c->slow_us && c->slow_rank == r->rank) gpu_spin_later(r, c->slow_us, stream);
     if (c->blocks || c->threads || c->algorithm)
-        CHECK_OK(onehop_all_reduce_with(r->context, in, out, c->count, b->data->dtype, ONEHOP_SUM, &named, stream));
+        CHECK_OK(onehop_all_reduce_with(r->context, in, out, c->count, b->data->dtype, ONEHOP_SUM,
+                                        &named, stream));
     else
-        CHECK_OK(onehop_all_reduce(r->context, in, out, c->count, b->data->dtype, ONEHOP_SUM, stream));
+        CHECK_OK(
+            onehop_all_reduce(r->context, in, out, c->count, b->data->dtype, ONEHOP_SUM, stream));
     if (how->echo) gpu_consume_later(r, b->echo + place, out, c->count * size, stream);
 }
 
-static void make_calls(gpu_bench *benches, int here, const gpu_call *calls, size_t n, const gpu_how *how) {
+static void make_calls(gpu_bench *benches, int here, const gpu_call *calls, size_t n,
+                       const gpu_how *how) {
     for (size_t c = 0; c < n; c++)
         for (int i = 0; i < here; i++) {
             gpu_bench *b = &benches[how->reverse && benches[0].rank->rank % 2 ? here - 1 - i : i];
@@ -146,23 +155,28 @@ static void make_calls(gpu_bench *benches, int here, const gpu_call *calls, size
         }
 }
 
-static void expect_image(const gpu_bench *b, const gpu_call *calls, size_t n, const gpu_how *how, const char *of) {
+static void expect_image(const gpu_bench *b, const gpu_call *calls, size_t n, const gpu_how *how,
+                         const char *of) {
     const size_t size = reference_element_bytes(b->data->dtype);
     char what[200];
     if (!memcmp(b->image, b->expected, b->used)) return;
     for (size_t c = 0; c < n; c++) {
-        snprintf(what, sizeof what, "%s%s, rank %d of %d, call %zu: %zu elements, shift %u, %s, %s, grid %ux%u", how->what,
-                 of, b->rank->rank, b->rank->world, c, calls[c].count, calls[c].shift,
-                 calls[c].in_place ? "in place" : "out of place", how->graph ? "graph" : "eager", calls[c].blocks,
-                 calls[c].threads);
-        expect_equal(b->expected + b->places[c], b->image + b->places[c], calls[c].count, b->data->dtype, what);
+        snprintf(what, sizeof what,
+                 "%s%s, rank %d of %d, call %zu: %zu elements, shift %u, %s, %s, grid %ux%u",
+                 how->what, of, b->rank->rank, b->rank->world, c, calls[c].count, calls[c].shift,
+                 calls[c].in_place ? "in place" : "out of place", how->graph ? "graph" : "eager",
+                 calls[c].blocks, calls[c].threads);
+        expect_equal(b->expected + b->places[c], b->image + b->places[c], calls[c].count,
+                     b->data->dtype, what);
     }
     for (size_t i = 0; i < b->used; i++) {
         size_t c = 0;
         if (b->image[i] == b->expected[i]) continue;
         while (c + 1 < n && b->places[c + 1] <= i) c++;
-        FAIL("%s%s, rank %d of %d: byte %zu, after the output of call %zu (%zu bytes at %zu) or before, was overwritten",
-             how->what, of, b->rank->rank, b->rank->world, i, c, calls[c].count * size, b->places[c]);
+        FAIL("%s%s, rank %d of %d: byte %zu, after the output of call %zu (%zu bytes at %zu) or "
+             "before, was overwritten",
+             how->what, of, b->rank->rank, b->rank->world, i, c, calls[c].count * size,
+             b->places[c]);
     }
 }
 
@@ -180,13 +194,16 @@ static void tell_state(const gpu_rank *r) {
     onehop_comm *comm = r->context->comm;
     const oh_local *head = (const oh_local *)words;
     if (oh_comm_load_u64s(comm, comm->args.local, words, OH_LENGTH(words))) return;
-    fprintf(stderr, "rank %d of %d: running %u, stop %u, epochs", r->rank, r->world, head->running, head->stop);
-    for (int b = 0; b < 6; b++) fprintf(stderr, " %llx", (unsigned long long)words[OH_LOCAL_EPOCHS / 8 + b]);
+    fprintf(stderr, "rank %d of %d: running %u, stop %u, epochs", r->rank, r->world, head->running,
+            head->stop);
+    for (int b = 0; b < 6; b++)
+        fprintf(stderr, " %llx", (unsigned long long)words[OH_LOCAL_EPOCHS / 8 + b]);
     fprintf(stderr, "; %s\n", onehop_last_error());
     sleep(1);
 }
 
-static void run_piece(gpu_bench *benches, int here, const gpu_call *calls, size_t n, const gpu_how *how) {
+static void run_piece(gpu_bench *benches, int here, const gpu_call *calls, size_t n,
+                      const gpu_how *how) {
     gpu_rank *ranks[ONEHOP_MAX_RANKS] = {NULL};
     gpu_graph graphs[ONEHOP_MAX_RANKS];
     for (int i = 0; i < here; i++) {
@@ -202,14 +219,16 @@ static void run_piece(gpu_bench *benches, int here, const gpu_call *calls, size_
     }
     for (int i = 0; i < here && how->beside; i++) how->beside(&benches[i], how->argument);
     if (!how->graph) make_calls(benches, here, calls, n, how);
-    for (int i = 0; i < here && how->graph; i++) gpu_graph_launch(ranks[i], &graphs[i], ranks[i]->stream);
+    for (int i = 0; i < here && how->graph; i++)
+        gpu_graph_launch(ranks[i], &graphs[i], ranks[i]->stream);
     for (int i = 0; i < here; i++) {
         const onehop_result first = onehop_synchronize(ranks[i]->context, ranks[i]->stream);
         const onehop_result second = onehop_synchronize(ranks[i]->context, ranks[i]->second);
         if (first || second) tell_state(ranks[i]);
         if (first || second)
-            FAIL("%s, rank %d of %d, %s, calls of %zu.. elements: %s", how->what, ranks[i]->rank, ranks[i]->world,
-                 how->graph ? "graph" : "eager", calls[0].count, onehop_last_error());
+            FAIL("%s, rank %d of %d, %s, calls of %zu.. elements: %s", how->what, ranks[i]->rank,
+                 ranks[i]->world, how->graph ? "graph" : "eager", calls[0].count,
+                 onehop_last_error());
     }
     gpu_barrier(ranks[0]);
     for (int i = 0; i < here; i++) {
@@ -218,7 +237,8 @@ static void run_piece(gpu_bench *benches, int here, const gpu_call *calls, size_
     }
 }
 
-size_t gpu_batch(gpu_bench *benches, int here, const gpu_call *calls, size_t count, const gpu_how *how) {
+size_t gpu_batch(gpu_bench *benches, int here, const gpu_call *calls, size_t count,
+                 const gpu_how *how) {
     for (size_t done = 0, n; done < count; done += n) {
         n = piece_of(benches, here, calls + done, count - done);
         run_piece(benches, here, calls + done, n, how);
@@ -226,8 +246,8 @@ size_t gpu_batch(gpu_bench *benches, int here, const gpu_call *calls, size_t cou
     return count * (size_t)here;
 }
 
-size_t gpu_batch_once(gpu_rank *ranks, int here, gpu_data *data, input_kind kind, uint64_t seed, onehop_dtype dtype,
-                      const gpu_call *calls, size_t count, const gpu_how *how) {
+size_t gpu_batch_once(gpu_rank *ranks, int here, gpu_data *data, input_kind kind, uint64_t seed,
+                      onehop_dtype dtype, const gpu_call *calls, size_t count, const gpu_how *how) {
     gpu_bench benches[ONEHOP_MAX_RANKS];
     gpu_data_fill(data, ranks, here, kind, seed, dtype, data->room);
     for (int i = 0; i < here; i++) {

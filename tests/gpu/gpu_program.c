@@ -20,7 +20,8 @@ int gpu_main(unsigned seconds, int fewest) {
     size_t image_bytes;
     watchdog(seconds);
     setvbuf(stdout, NULL, _IOLBF, 0);
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1); /* with fewer queues, streams of ranks wait for each other */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32",
+           1); /* with fewer queues, streams of ranks wait for each other */
     oh_kernel_image(&image_bytes);
     if (!image_bytes) {
         printf("SKIPPED: built without nvcc, so without GPU kernels\n");
@@ -56,7 +57,8 @@ void gpu_apart(void (*fn)(void *), void *argument) {
 
 const void *gpu_image(const char *name, size_t *bytes_out) {
     char self[4096] = "", path[4200];
-    if (readlink("/proc/self/exe", self, sizeof self - 1) <= 0) FAIL("cannot tell where this program lies");
+    if (readlink("/proc/self/exe", self, sizeof self - 1) <= 0)
+        FAIL("cannot tell where this program lies");
     snprintf(path, sizeof path, "%s/%s.fatbin", dirname(self), name);
     FILE *file = fopen(path, "rb");
     if (!file) FAIL("%s: no such image", path);

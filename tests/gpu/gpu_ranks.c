@@ -33,7 +33,8 @@ static void check_driver(oh_cu_result result, const char *file, int line, const 
     const char *name = NULL;
     if (result == OH_CU_SUCCESS) return;
     oh_cu.cuGetErrorName(result, &name);
-    fprintf(stderr, "%s:%d: %s: %s (%u)\n", file, line, call, name ? name : "unknown error", result);
+    fprintf(stderr, "%s:%d: %s: %s (%u)\n", file, line, call, name ? name : "unknown error",
+            result);
     _exit(1);
 }
 #define DRIVER(call) check_driver((call), __FILE__, __LINE__, #call)
@@ -51,7 +52,8 @@ static void find_driver(void) {
     } while (0);
     MORE_FUNCTIONS(MORE_FIND)
 #undef MORE_FIND
-    DRIVER(oh_cu.cuLibraryLoadData(&helper_library, gpu_image("helper_kernels", &bytes), NULL, NULL, 0, NULL, NULL, 0));
+    DRIVER(oh_cu.cuLibraryLoadData(&helper_library, gpu_image("helper_kernels", &bytes), NULL, NULL,
+                                   0, NULL, NULL, 0));
 }
 
 /* ---- context manners --------------------------------------------------------------------------------------- */
@@ -118,16 +120,16 @@ static void open_gpu(gpu_rank *r, const gpu_setup *s, int rank) {
     r->stream = gpu_stream_make(r);
     r->second = gpu_stream_make(r);
     r->pinned = gpu_alloc_pinned(r, GPU_PINNED_BYTES);
-    /* The first kernel of a stream may need the GPU idle, and would wait for the kernel of a peer on this GPU that waits
-     * for it: each stream has run one before the first call. */
+    /* The first kernel of a stream may need the GPU idle, and would wait for the kernel of a peer
+     * on this GPU that waits for it: each stream has run one before the first call. */
     gpu_spin_later(r, 1, r->stream);
     gpu_spin_later(r, 1, r->second);
     wait_for(r, r->stream);
     wait_for(r, r->second);
 }
 
-/* After the context of onehop, whose last call's stream must outlive it. The primary context stays: to make it anew
- * for every group would take longer than the tests. */
+/* After the context of onehop, whose last call's stream must outlive it. The primary context stays:
+ * to make it anew for every group would take longer than the tests. */
 static void close_gpu(gpu_rank *r) {
     gpu_free_pinned(r, r->pinned);
     gpu_stream_free(r, r->stream);
@@ -231,22 +233,27 @@ void gpu_expect_idle(gpu_rank *ranks, int here) {
             gpu_read(r, r->pinned, plane + at, now);
             for (size_t w = 0; w < now / 8; w++)
                 if (words[w] != UINT64_MAX)
-                    FAIL("rank %d of %d: bytes %zu.. of its push slots of %llu bytes hold 0x%llx: not armed", r->rank,
-                         r->world, at + 8 * w, (unsigned long long)p->slot_bytes, (unsigned long long)words[w]);
+                    FAIL("rank %d of %d: bytes %zu.. of its push slots of %llu bytes hold 0x%llx: "
+                         "not armed",
+                         r->rank, r->world, at + 8 * w, (unsigned long long)p->slot_bytes,
+                         (unsigned long long)words[w]);
         }
     }
     gpu_barrier(&ranks[0]);
 }
 
-void gpu_expect_failure(gpu_rank *rank, onehop_result expected, int peer, onehop_result found, const char *what) {
+void gpu_expect_failure(gpu_rank *rank, onehop_result expected, int peer, onehop_result found,
+                        const char *what) {
     onehop_failure failure;
     if (found != expected)
-        FAIL("%s: rank %d: expected %s, found %s (%s)", what, rank->rank, onehop_result_name(expected),
-             onehop_result_name(found), onehop_last_error());
+        FAIL("%s: rank %d: expected %s, found %s (%s)", what, rank->rank,
+             onehop_result_name(expected), onehop_result_name(found), onehop_last_error());
     CHECK_RESULT(expected, onehop_status(rank->context, &failure));
     if (failure.peer != peer)
-        FAIL("%s: rank %d names rank %d, expected %d: %s", what, rank->rank, failure.peer, peer, failure.text);
-    if (!gpu_stream_idle(rank, rank->stream)) FAIL("%s: rank %d: its stream is not idle", what, rank->rank);
+        FAIL("%s: rank %d names rank %d, expected %d: %s", what, rank->rank, failure.peer, peer,
+             failure.text);
+    if (!gpu_stream_idle(rank, rank->stream))
+        FAIL("%s: rank %d: its stream is not idle", what, rank->rank);
 }
 
 /* ---- memory and work ----------------------------------------------------------------------------------------- */
@@ -285,15 +292,19 @@ void gpu_fill(const gpu_rank *rank, void *to, int byte, size_t bytes) {
     wait_for(rank, rank->stream);
 }
 
-void gpu_copy_later(const gpu_rank *rank, void *to, const void *from, size_t bytes, onehop_stream_t stream) {
+void gpu_copy_later(const gpu_rank *rank, void *to, const void *from, size_t bytes,
+                    onehop_stream_t stream) {
     if (bytes) IN_CONTEXT(rank, oh_cu.cuMemcpyAsync(address(to), address(from), bytes, stream));
 }
 
-void gpu_fill_later(const gpu_rank *rank, void *to, int byte, size_t bytes, onehop_stream_t stream) {
-    if (bytes) IN_CONTEXT(rank, oh_cu.cuMemsetD8Async(address(to), (unsigned char)byte, bytes, stream));
+void gpu_fill_later(const gpu_rank *rank, void *to, int byte, size_t bytes,
+                    onehop_stream_t stream) {
+    if (bytes)
+        IN_CONTEXT(rank, oh_cu.cuMemsetD8Async(address(to), (unsigned char)byte, bytes, stream));
 }
 
-void gpu_fill_words_later(const gpu_rank *rank, void *to, uint32_t word, size_t words, onehop_stream_t stream) {
+void gpu_fill_words_later(const gpu_rank *rank, void *to, uint32_t word, size_t words,
+                          onehop_stream_t stream) {
     IN_CONTEXT(rank, more.cuMemsetD32Async(address(to), word, words, stream));
 }
 
@@ -315,10 +326,11 @@ void gpu_stream_free(const gpu_rank *rank, onehop_stream_t stream) {
     IN_CONTEXT(rank, oh_cu.cuStreamDestroy_v2(stream));
 }
 
-static void launch(const gpu_rank *rank, gpu_helper helper, uint32_t blocks, uint32_t threads, helper_args args,
-                   bool pdl, onehop_stream_t stream) {
+static void launch(const gpu_rank *rank, gpu_helper helper, uint32_t blocks, uint32_t threads,
+                   helper_args args, bool pdl, onehop_stream_t stream) {
     oh_cu_launch_attribute attribute = {OH_CU_ATTRIBUTE_PDL, 0, {{0}}};
-    oh_cu_launch_config config = {blocks, 1, 1, threads, 1, 1, 0, stream, &attribute, pdl ? 1u : 0u};
+    oh_cu_launch_config config = {blocks, 1, 1,      threads,    1,
+                                  1,      0, stream, &attribute, pdl ? 1u : 0u};
     void *parameters[1] = {&args};
     attribute.value.pdl_allowed = 1;
     IN_CONTEXT(rank, oh_cu.cuLaunchKernelEx(&config, rank->helpers[helper], parameters, NULL));
@@ -329,7 +341,8 @@ void gpu_spin_later(const gpu_rank *rank, unsigned us, onehop_stream_t stream) {
     launch(rank, HELPER_SPIN, 1, 32, args, false, stream);
 }
 
-void gpu_consume_later(const gpu_rank *rank, void *to, const void *from, size_t bytes, onehop_stream_t stream) {
+void gpu_consume_later(const gpu_rank *rank, void *to, const void *from, size_t bytes,
+                       onehop_stream_t stream) {
     const helper_args args = {(uintptr_t)to, (uintptr_t)from, bytes};
     launch(rank, HELPER_CONSUME, 2 * rank->multiprocessors, 1024, args, true, stream);
 }
@@ -356,7 +369,8 @@ void gpu_capture_begin(gpu_rank *const *ranks, int here) {
 void gpu_capture_end(gpu_rank *const *ranks, int here, gpu_graph *graphs) {
     onehop_t *contexts[ONEHOP_MAX_RANKS] = {NULL};
     const int all = contexts_of(ranks, here, contexts);
-    for (int i = 0; i < here; i++) IN_CONTEXT(ranks[i], more.cuStreamEndCapture(ranks[i]->stream, &graphs[i].graph));
+    for (int i = 0; i < here; i++)
+        IN_CONTEXT(ranks[i], more.cuStreamEndCapture(ranks[i]->stream, &graphs[i].graph));
     if (all) CHECK_OK(onehop_capture_end_all(contexts, all));
     for (int i = 0; i < here; i++) {
         if (!all) CHECK_OK(onehop_capture_end(contexts[i]));

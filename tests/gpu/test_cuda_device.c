@@ -1,15 +1,18 @@
-/* The memory half of the CUDA device on a real GPU: create, export to another process and import there,
- * share within the process, plain and host memory, errors, and nothing left behind.
+/* The memory half of the CUDA device on a real GPU: create, export to another process and import
+ * there, share within the process, plain and host memory, errors, and nothing left behind.
  *
- * The second process is forked before CUDA is used, as a driver that was initialised does not survive a
- * fork. It imports onto the last GPU there is, so with two GPUs the mapping goes over the link. */
+ * The second process is forked before CUDA is used, as a driver that was initialised does not
+ * survive a fork. It imports onto the last GPU there is, so with two GPUs the mapping goes over the
+ * link. */
 #include "gpu_test.h"
 
 #include <dirent.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-enum { SHARED_BYTES = 5 << 20 }; /* no multiple of the granularity */
+enum {
+    SHARED_BYTES = 5 << 20
+}; /* no multiple of the granularity */
 
 /* ---- a message with a descriptor ----------------------------------------------------------------- */
 
@@ -152,7 +155,8 @@ static void share_within_process(oh_device *owner, bool by_handle) {
     CHECK(gpu_all(reader, shared.ptr, shared.bytes, 0x22)); /* one reference is left */
     reader->ops->mem_release(reader, &shared);
     reader->ops->mem_release(reader, &shared); /* zeroed: nothing to do */
-    if (fd >= 0) { /* the record is gone, but the descriptor still holds the memory: a real import */
+    if (fd >=
+        0) { /* the record is gone, but the descriptor still holds the memory: a real import */
         OK(reader->ops->mem_import(reader, &handle, fd, &shared));
         CHECK(gpu_all(reader, shared.ptr, SHARED_BYTES, 0x22));
         reader->ops->mem_release(reader, &shared);
@@ -261,7 +265,8 @@ static void show(oh_device *device) {
     oh_device_info info;
     OK(device->ops->info(device, &info));
     CHECK(info.multiprocessors > 0 && info.capability >= 50 && info.memory_bytes > 0);
-    CHECK(info.driver_version >= OH_CU_MIN_VERSION && info.name[0] != '\0' && info.bus_id[0] != '\0');
+    CHECK(info.driver_version >= OH_CU_MIN_VERSION && info.name[0] != '\0' &&
+          info.bus_id[0] != '\0');
     printf("%s (%s) sm_%u, %u SMs, handle kinds 0x%x\n", info.name, info.bus_id, info.capability,
            info.multiprocessors, info.handle_kinds);
     OK(oh_cuda_describe(text, sizeof text));

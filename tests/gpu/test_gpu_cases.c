@@ -21,12 +21,13 @@ static void with(const char *what, gpu_layout layout, int world, int gpus, gpu_f
     const double start = seconds_now();
     config.pull_bytes = 4096;
     gpu_run(&setup, fn, NULL);
-    printf("%s: world size %d on %d GPU%s, %.1f s\n", what, world, gpus, gpus > 1 ? "s" : "", seconds_now() - start);
+    printf("%s: world size %d on %d GPU%s, %.1f s\n", what, world, gpus, gpus > 1 ? "s" : "",
+           seconds_now() - start);
 }
 
 /* ---- C01, C02: new input before each call, output taken away after it -------------------------------------------- */
 
-#define VARIANTS 8
+#define VARIANTS    8
 #define RELAY_COUNT 3001
 #define RELAY_BYTES (RELAY_COUNT * 2)
 #define RELAY_ROOM  6144 /* bytes of one variant or result */
@@ -51,7 +52,8 @@ static void relay_open(relay *y, gpu_rank *rank) {
     y->found = gpu_alloc_pinned(rank, RELAY_BATCH * RELAY_ROOM);
     for (unsigned v = 0; v < VARIANTS; v++) {
         input_fill(mine, INPUT_MIXED, 70 + v, rank->rank, 0, RELAY_COUNT, ONEHOP_BFLOAT16);
-        reference_of_inputs(y->sums[v], INPUT_MIXED, 70 + v, rank->world, 0, RELAY_COUNT, ONEHOP_BFLOAT16);
+        reference_of_inputs(y->sums[v], INPUT_MIXED, 70 + v, rank->world, 0, RELAY_COUNT,
+                            ONEHOP_BFLOAT16);
         gpu_write(rank, y->variants + v * RELAY_ROOM, mine, RELAY_ROOM);
     }
     /* Each kind of work once: what the driver has to load for it is there before anything spins. */
@@ -77,19 +79,23 @@ static unsigned variant_of(size_t call) {
 }
 
 static void relay_call(relay *y) {
-    CHECK_OK(onehop_all_reduce(y->rank->context, y->in, y->out, RELAY_COUNT, ONEHOP_BFLOAT16, ONEHOP_SUM, y->rank->stream));
+    CHECK_OK(onehop_all_reduce(y->rank->context, y->in, y->out, RELAY_COUNT, ONEHOP_BFLOAT16,
+                               ONEHOP_SUM, y->rank->stream));
 }
 
-/* One step: input in, a call or a replay, output away; `spoil`: then both buffers become something else. */
+/* One step: input in, a call or a replay, output away; `spoil`: then both buffers become something
+ * else. */
 static void relay_step(relay *y, const gpu_graph *graph, bool spoil) {
     const onehop_stream_t stream = y->rank->stream;
-    gpu_copy_later(y->rank, y->in, y->variants + variant_of(y->done) * RELAY_ROOM, RELAY_BYTES, stream);
+    gpu_copy_later(y->rank, y->in, y->variants + variant_of(y->done) * RELAY_ROOM, RELAY_BYTES,
+                   stream);
     if (graph)
         gpu_graph_launch(y->rank, graph, stream);
     else
         relay_call(y);
     if (spoil) gpu_fill_later(y->rank, y->in, 0xEE, RELAY_BYTES, stream);
-    gpu_copy_later(y->rank, y->results + y->done % RELAY_BATCH * RELAY_ROOM, y->out, RELAY_BYTES, stream);
+    gpu_copy_later(y->rank, y->results + y->done % RELAY_BATCH * RELAY_ROOM, y->out, RELAY_BYTES,
+                   stream);
     if (spoil) gpu_fill_later(y->rank, y->out, 0xDD, RELAY_BYTES, stream);
     y->done++;
 }
@@ -102,8 +108,10 @@ static void relay_check(relay *y, const char *what) {
     gpu_read(y->rank, y->found, y->results, RELAY_BATCH * RELAY_ROOM);
     for (size_t i = 0; i < RELAY_BATCH; i++) {
         const size_t call = y->done - RELAY_BATCH + i;
-        snprintf(text, sizeof text, "%s, rank %d of %d, call %zu", what, y->rank->rank, y->rank->world, call);
-        expect_equal(y->sums[variant_of(call)], y->found + i * RELAY_ROOM, RELAY_COUNT, ONEHOP_BFLOAT16, text);
+        snprintf(text, sizeof text, "%s, rank %d of %d, call %zu", what, y->rank->rank,
+                 y->rank->world, call);
+        expect_equal(y->sums[variant_of(call)], y->found + i * RELAY_ROOM, RELAY_COUNT,
+                     ONEHOP_BFLOAT16, text);
     }
     gpu_barrier(y->rank);
 }
@@ -160,8 +168,8 @@ static void expect_words(const gpu_rank *r, const unsigned char *from, uint32_t 
         gpu_read(r, r->pinned, from + at, GPU_PINNED_BYTES);
         for (size_t i = 0; i < GPU_PINNED_BYTES / 4; i++)
             if (words[i] != word)
-                FAIL("C03, rank %d of %d, call %d, element %zu: expected 0x%x, found 0x%x", r->rank, r->world, call,
-                     at / 4 + i, word, words[i]);
+                FAIL("C03, rank %d of %d, call %d, element %zu: expected 0x%x, found 0x%x", r->rank,
+                     r->world, call, at / 4 + i, word, words[i]);
     }
 }
 
@@ -170,13 +178,14 @@ static void many_queued(gpu_rank *ranks, int here, void *argument) {
     unsigned char *in = gpu_alloc(r, QUEUED * QUEUED_LEN), *out = gpu_alloc(r, QUEUED * QUEUED_LEN);
     (void)here, (void)argument;
     for (int i = 0; i < QUEUED; i++)
-        gpu_fill_words_later(r, in + (size_t)i * QUEUED_LEN, bits_of((float)(i * 16 + r->rank + 1)), QUEUED_LEN / 4,
-                             r->stream);
+        gpu_fill_words_later(r, in + (size_t)i * QUEUED_LEN, bits_of((float)(i * 16 + r->rank + 1)),
+                             QUEUED_LEN / 4, r->stream);
     gpu_fill(r, out, 0xA5, QUEUED * QUEUED_LEN);
     gpu_barrier(r);
     for (int i = 0; i < QUEUED; i++)
-        CHECK_OK(onehop_all_reduce(r->context, in + (size_t)i * QUEUED_LEN, out + (size_t)i * QUEUED_LEN, QUEUED_LEN / 4,
-                                   ONEHOP_FLOAT32, ONEHOP_SUM, r->stream));
+        CHECK_OK(onehop_all_reduce(r->context, in + (size_t)i * QUEUED_LEN,
+                                   out + (size_t)i * QUEUED_LEN, QUEUED_LEN / 4, ONEHOP_FLOAT32,
+                                   ONEHOP_SUM, r->stream));
     CHECK_OK(onehop_synchronize(r->context, r->stream));
     gpu_barrier(r);
     for (int i = 0; i < QUEUED; i++) {
@@ -237,11 +246,13 @@ static void special_values(gpu_rank *ranks, int here, void *argument) {
         calls[i].first = i * 1600;
         calls[i].in_place = i % 5 == 4;
     }
-    for (int t = 0; t < 3; t++) gpu_data_fill(three[t], ranks, 1, INPUT_SPECIAL, (uint64_t)t + 5, dtypes[t], ROOM);
+    for (int t = 0; t < 3; t++)
+        gpu_data_fill(three[t], ranks, 1, INPUT_SPECIAL, (uint64_t)t + 5, dtypes[t], ROOM);
     run_types(&ranks[0], calls, 60, "C05, special values");
 }
 
-/* Rank 0 sends every pattern of 16 bits, the others zero, -0 or patterns of their own; fp32: in both halves. */
+/* Rank 0 sends every pattern of 16 bits, the others zero, -0 or patterns of their own; fp32: in
+ * both halves. */
 static void every_pattern(gpu_rank *ranks, int here, void *argument) {
     gpu_call calls[2] = {{0}};
     (void)here, (void)argument;
@@ -252,10 +263,13 @@ static void every_pattern(gpu_rank *ranks, int here, void *argument) {
         for (int t = 0; t < 3; t++) {
             for (uint32_t i = 0; i < 65536; i++) {
                 const uint32_t own = i * (uint32_t)(2 * ranks[0].rank + 1) & 0xffffu;
-                const uint32_t pattern = ranks[0].rank == 0 || way == 2 ? own : way == 1 ? 0x8000u : 0;
+                const uint32_t pattern = ranks[0].rank == 0 || way == 2 ? own
+                                         : way == 1                     ? 0x8000u
+                                                                        : 0;
                 const uint32_t wide = way ? pattern << 16 | pattern : pattern << 16;
                 const uint16_t narrow = (uint16_t)pattern;
-                memcpy(three[t]->in[ranks[0].rank] + (t ? 2 : 4) * i, t ? (const void *)&narrow : &wide, t ? 2 : 4);
+                memcpy(three[t]->in[ranks[0].rank] + (t ? 2 : 4) * i,
+                       t ? (const void *)&narrow : &wide, t ? 2 : 4);
             }
             gpu_data_sum(three[t], ranks, 1, dtypes[t], 65536);
         }
@@ -263,8 +277,8 @@ static void every_pattern(gpu_rank *ranks, int here, void *argument) {
     }
 }
 
-/* Rank 0's word, the others', and the sum as known by hand for two ranks; repeated so that the first thread's fast
- * path and the odd end both see each. */
+/* Rank 0's word, the others', and the sum as known by hand for two ranks; repeated so that the
+ * first thread's fast path and the odd end both see each. */
 static const uint32_t known[][3] = {
     {0x7f800000u, 0xff800000u, 0x7fffffffu}, {0x80000000u, 0x80000000u, 0x80000000u},
     {0x80000000u, 0x00000000u, 0x00000000u}, {0xffffffffu, 0x3f800000u, 0x7fffffffu},
@@ -274,7 +288,10 @@ static const uint32_t known[][3] = {
 };
 
 static void known_sums(gpu_rank *ranks, int here, void *argument) {
-    enum { ROWS = sizeof known / sizeof *known, REPEATS = 7 };
+    enum {
+        ROWS = sizeof known / sizeof *known,
+        REPEATS = 7
+    };
     uint32_t words[ROWS * REPEATS];
     gpu_rank *r = &ranks[0];
     unsigned char *in = gpu_alloc(r, sizeof words), *out = gpu_alloc(r, sizeof words);
@@ -284,14 +301,15 @@ static void known_sums(gpu_rank *ranks, int here, void *argument) {
     for (size_t count = ROWS * REPEATS - 5; count <= ROWS * REPEATS; count++) {
         gpu_fill(r, out, 0xA5, sizeof words);
         gpu_barrier(r);
-        CHECK_OK(onehop_all_reduce(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, r->stream));
+        CHECK_OK(
+            onehop_all_reduce(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, r->stream));
         CHECK_OK(onehop_synchronize(r->context, r->stream));
         gpu_barrier(r);
         gpu_read(r, words, out, sizeof words);
         for (size_t i = 0; i < count; i++)
             if (words[i] != known[i % ROWS][2])
-                FAIL("C33, rank %d, 0x%x + 0x%x: expected 0x%x, found 0x%x", r->rank, known[i % ROWS][0],
-                     known[i % ROWS][1], known[i % ROWS][2], words[i]);
+                FAIL("C33, rank %d, 0x%x + 0x%x: expected 0x%x, found 0x%x", r->rank,
+                     known[i % ROWS][0], known[i % ROWS][1], known[i % ROWS][2], words[i]);
         for (size_t i = count; i < ROWS * REPEATS; i++) CHECK(words[i] == 0xA5A5A5A5u);
     }
     gpu_barrier(r);
@@ -326,14 +344,15 @@ static void overlap_refused(gpu_rank *ranks, int here, void *argument) {
     onehop_stats before, after;
     CHECK_OK(onehop_get_stats(r->context, &before));
     for (size_t off = 4; off < 4096; off = off * 3 / 4 * 4) {
-        CHECK_RESULT(ONEHOP_ERR_OVERLAP, onehop_all_reduce(r->context, memory, memory + off, 1024, ONEHOP_FLOAT32,
-                                                           ONEHOP_SUM, r->stream));
-        CHECK_RESULT(ONEHOP_ERR_OVERLAP, onehop_all_reduce(r->context, memory + off, memory, 1024, ONEHOP_FLOAT32,
-                                                           ONEHOP_SUM, r->stream));
+        CHECK_RESULT(ONEHOP_ERR_OVERLAP, onehop_all_reduce(r->context, memory, memory + off, 1024,
+                                                           ONEHOP_FLOAT32, ONEHOP_SUM, r->stream));
+        CHECK_RESULT(ONEHOP_ERR_OVERLAP, onehop_all_reduce(r->context, memory + off, memory, 1024,
+                                                           ONEHOP_FLOAT32, ONEHOP_SUM, r->stream));
     }
     CHECK_OK(onehop_get_stats(r->context, &after));
     CHECK(before.calls == after.calls && gpu_stream_idle(r, r->stream));
-    for (int i = 0; i < 3; i++) calls[i] = (gpu_call){.count = (size_t)(700 << i), .in_place = i != 1};
+    for (int i = 0; i < 3; i++)
+        calls[i] = (gpu_call){.count = (size_t)(700 << i), .in_place = i != 1};
     gpu_batch_once(ranks, here, three[0], INPUT_MIXED, 32, ONEHOP_FLOAT32, calls, 3, &how);
     (void)argument;
     gpu_free(r, memory);
@@ -351,7 +370,8 @@ static void in_one_process(void *argument) {
     with("C33, threads", GPU_THREADS, 2, 1, known_sums);
     with("C04, threads", GPU_THREADS, 2, 1, same_again);
     with("C32, threads", GPU_THREADS, 2, 1, overlap_refused);
-    for (late_rank = 0; late_rank < 3; late_rank++) with("C08, threads", GPU_THREADS, 3, 1, first_call_late);
+    for (late_rank = 0; late_rank < 3; late_rank++)
+        with("C08, threads", GPU_THREADS, 3, 1, first_call_late);
     if (gpus_found > 1) {
         with("C05, special values, threads", GPU_THREADS, 9, 2, special_values);
         with("C03, threads", GPU_THREADS, 8, 2, many_queued);

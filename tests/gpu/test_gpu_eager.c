@@ -1,8 +1,9 @@
-/* The price of an eager call: onehop_all_reduce of 4 KB in a loop, two processes on two GPUs, against the bare launch of
- * an empty kernel with programmatic dependent launch in the same loop. At most 0.7 us more a call.
+/* The price of an eager call: onehop_all_reduce of 4 KB in a loop, two processes on two GPUs,
+ * against the bare launch of an empty kernel with programmatic dependent launch in the same loop.
+ * At most 0.7 us more a call.
  *
- * A round is 200 calls issued back to back; `issue` is the host's time for them, `wall` until the stream is idle; rounds
- * of both kinds alternate; medians over rounds, the largest of the ranks. */
+ * A round is 200 calls issued back to back; `issue` is the host's time for them, `wall` until the
+ * stream is idle; rounds of both kinds alternate; medians over rounds, the largest of the ranks. */
 #include "gpu_test.h"
 
 #include "comm/context.h"
@@ -125,13 +126,16 @@ int main(void) {
     for (int rank = 0; rank < 2; rank++)
         if (fork() == 0) exit(rank_main(rank, name, &all[rank]));
     while (wait(&status) > 0)
-        if (WEXITSTATUS(status) > worst || !WIFEXITED(status)) worst = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+        if (WEXITSTATUS(status) > worst || !WIFEXITED(status))
+            worst = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
     if (worst) return worst;
     const double bare = larger(all[0].wall[0], all[1].wall[0]);
     const double call = larger(all[0].wall[1], all[1].wall[1]);
-    printf("empty launch: issue %.0f ns, wall %.0f ns; all_reduce of 4 KB: issue %.0f ns, wall %.0f ns\n",
-           larger(all[0].issue[0], all[1].issue[0]), bare, larger(all[0].issue[1], all[1].issue[1]), call);
-    printf("an eager call costs %.2f us, %.2f us more than the bare launch (limit 0.70)\n", call / 1000,
-           (call - bare) / 1000);
+    printf("empty launch: issue %.0f ns, wall %.0f ns; all_reduce of 4 KB: issue %.0f ns, wall "
+           "%.0f ns\n",
+           larger(all[0].issue[0], all[1].issue[0]), bare, larger(all[0].issue[1], all[1].issue[1]),
+           call);
+    printf("an eager call costs %.2f us, %.2f us more than the bare launch (limit 0.70)\n",
+           call / 1000, (call - bare) / 1000);
     return call - bare > 700;
 }

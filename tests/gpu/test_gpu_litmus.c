@@ -17,13 +17,24 @@ typedef struct litmus_counts {
     uint32_t trials, early, lost, stale, stuck, wrong;
 } litmus_counts;
 
-enum { FIRST, PASS, LAST, REARM, WRITE, PULL, KERNELS };
+enum {
+    FIRST,
+    PASS,
+    LAST,
+    REARM,
+    WRITE,
+    PULL,
+    KERNELS
+};
 
-static const oh_kernel kernels[KERNELS] = {
-    {"litmus_first", NULL, 32},  {"litmus_pass", NULL, 32},   {"litmus_last", NULL, 32},
-    {"litmus_rearm", NULL, 256}, {"litmus_write", NULL, 256}, {"litmus_pull", NULL, 256}};
+static const oh_kernel kernels[KERNELS] = {{"litmus_first", NULL, 32},  {"litmus_pass", NULL, 32},
+                                           {"litmus_last", NULL, 32},   {"litmus_rearm", NULL, 256},
+                                           {"litmus_write", NULL, 256}, {"litmus_pull", NULL, 256}};
 
-enum { THREADS = 256, BLOCKS = 64 };
+enum {
+    THREADS = 256,
+    BLOCKS = 64
+};
 #define UNITS_BYTES ((size_t)BLOCKS * THREADS * 16)
 #define LIMIT_NS    1000000000ull
 
@@ -52,7 +63,8 @@ static void open_side(side *s, int ordinal) {
     memset(s, 0, sizeof *s);
     CHECK_OK(oh_cuda_device_open(ordinal, &s->device));
     CHECK_OK(s->device->ops->load(s->device, kernels, KERNELS, s->functions));
-    CHECK_OK(s->device->ops->mem_create(s->device, 2 * UNITS_BYTES + 2 * BLOCKS * 128, 0, &s->memory));
+    CHECK_OK(
+        s->device->ops->mem_create(s->device, 2 * UNITS_BYTES + 2 * BLOCKS * 128, 0, &s->memory));
     CHECK_OK(s->device->ops->local_alloc(s->device, sizeof(litmus_counts), &s->counts));
     in_context(s, true);
     DRIVER(oh_cu.cuStreamCreate(&s->stream, OH_CU_STREAM_NON_BLOCKING));
@@ -70,11 +82,19 @@ static void close_side(side *s) {
 }
 
 static litmus_args args_of(const side *s) {
-    litmus_args a = {(uintptr_t)s->memory.ptr, (uintptr_t)s->theirs.ptr, (uintptr_t)s->counts, LIMIT_NS, 0, 0, 0, 0};
+    litmus_args a = {(uintptr_t)s->memory.ptr,
+                     (uintptr_t)s->theirs.ptr,
+                     (uintptr_t)s->counts,
+                     LIMIT_NS,
+                     0,
+                     0,
+                     0,
+                     0};
     return a;
 }
 
-static void launch(side *s, int kernel, const litmus_args *args, uint32_t blocks, uint32_t threads, bool pdl) {
+static void launch(side *s, int kernel, const litmus_args *args, uint32_t blocks, uint32_t threads,
+                   bool pdl) {
     oh_function function = s->functions[kernel];
     function.pdl = function.pdl && pdl;
     const oh_launch l = {&function, args, sizeof *args, blocks, threads, s->stream};
@@ -98,7 +118,9 @@ static void reset(side *s, int memory_byte) {
 /* ---- (i) --------------------------------------------------------------------------------------------------------- */
 
 static void chain(side *s, uint32_t passes, uint32_t delay_ns) {
-    enum { TRIALS = 20000 };
+    enum {
+        TRIALS = 20000
+    };
     litmus_args a = args_of(s);
     a.delay_ns = delay_ns;
     reset(s, 0);
@@ -110,15 +132,20 @@ static void chain(side *s, uint32_t passes, uint32_t delay_ns) {
     }
     const litmus_counts c = counts_now(s);
     CHECK_INT(TRIALS, c.trials);
-    printf("(i) %u kernels that never wait between, first kernel of %u ns: the last began before the first had ended in "
-           "%u of %u\n", passes, delay_ns, c.early, c.trials);
+    printf("(i) %u kernels that never wait between, first kernel of %u ns: the last began before "
+           "the first had ended in "
+           "%u of %u\n",
+           passes, delay_ns, c.early, c.trials);
     if (!passes && c.early) FAIL("a wait for the kernel right before it does not hold");
 }
 
 /* ---- (ii) -------------------------------------------------------------------------------------------------------- */
 
 static void rearm_against_push(side *sides) {
-    enum { LAUNCHES = 16, ROUNDS = 500 };
+    enum {
+        LAUNCHES = 16,
+        ROUNDS = 500
+    };
     uint64_t trials = 0, lost = 0, wrong = 0;
     for (uint32_t n = 0; n < LAUNCHES && !lost; n++) {
         for (int i = 0; i < 2; i++) reset(&sides[i], 0xFF);
@@ -135,15 +162,19 @@ static void rearm_against_push(side *sides) {
             wrong += c.wrong;
         }
     }
-    printf("(ii) re-arm against push without a fence: %llu threads lost a unit (both sides of one count) in %llu exchanges\n",
+    printf("(ii) re-arm against push without a fence: %llu threads lost a unit (both sides of one "
+           "count) in %llu exchanges\n",
            (unsigned long long)lost, (unsigned long long)trials);
-    if (wrong) FAIL("%llu units held neither the sentinel nor what was sent", (unsigned long long)wrong);
+    if (wrong)
+        FAIL("%llu units held neither the sentinel nor what was sent", (unsigned long long)wrong);
 }
 
 /* ---- (iii) ------------------------------------------------------------------------------------------------------- */
 
 static void weak_loads(side *sides) {
-    enum { ROUNDS = 3000 };
+    enum {
+        ROUNDS = 3000
+    };
     uint64_t loads = 0, stale = 0, stuck = 0;
     for (int i = 0; i < 2; i++) reset(&sides[i], 0);
     for (uint32_t round = 1; round <= ROUNDS; round++)
@@ -161,8 +192,8 @@ static void weak_loads(side *sides) {
         stale += c.stale;
         stuck += c.stuck;
     }
-    printf("(iii) weak loads of a peer after a relaxed enter: %llu stale of %llu words\n", (unsigned long long)stale,
-           (unsigned long long)loads);
+    printf("(iii) weak loads of a peer after a relaxed enter: %llu stale of %llu words\n",
+           (unsigned long long)stale, (unsigned long long)loads);
     if (stuck) FAIL("%llu waits for an enter or exit word ran out", (unsigned long long)stuck);
 }
 
@@ -170,7 +201,8 @@ static void exchanges(int first, int second) {
     side sides[2];
     open_side(&sides[0], first);
     open_side(&sides[1], second);
-    for (int i = 0; i < 2; i++) CHECK_OK(oh_cuda_mem_share(sides[i].device, &sides[1 - i].memory, &sides[i].theirs));
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(oh_cuda_mem_share(sides[i].device, &sides[1 - i].memory, &sides[i].theirs));
     printf("between GPU %d and GPU %d:\n", first, second);
     rearm_against_push(sides);
     weak_loads(sides);

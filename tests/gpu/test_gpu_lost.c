@@ -1,19 +1,33 @@
-/* C07 on GPUs, a process per GPU: one of two is killed, stopped, or exits in the middle of calls. The other's kernel
- * leaves the GPU; synchronize and status name the culprit, at once for a process that is gone, within the deadline
- * for one that is silent; a new group of the same name works in fresh processes. */
+/* C07 on GPUs, a process per GPU: one of two is killed, stopped, or exits in the middle of calls.
+ * The other's kernel leaves the GPU; synchronize and status name the culprit, at once for a process
+ * that is gone, within the deadline for one that is silent; a new group of the same name works in
+ * fresh processes. */
 /* labels: timeout=120 */
 #include "gpu_ranks.h"
 
-#define DEADLINE_MS  1500u
-#define PATIENCE_MS  20000u
-#define AT_ONCE      0.5  /* s */
-#define MOST         ((size_t)2 << 20)
+#define DEADLINE_MS 1500u
+#define PATIENCE_MS 20000u
+#define AT_ONCE     0.5 /* s */
+#define MOST        ((size_t)2 << 20)
 
-typedef enum fate { KILLED, STOPPED, EXITED, FATES } fate;
-typedef enum way { SMALL, LARGE, CHUNKED, GRAPH, IDLE, WAYS } way;
+typedef enum fate {
+    KILLED,
+    STOPPED,
+    EXITED,
+    FATES
+} fate;
+typedef enum way {
+    SMALL,
+    LARGE,
+    CHUNKED,
+    GRAPH,
+    IDLE,
+    WAYS
+} way;
 
 static const char *const fates[FATES] = {"killed", "stopped", "exited without destroy"};
-static const char *const ways[WAYS] = {"small calls", "1 MiB calls", "calls in chunks", "replays", "a pause"};
+static const char *const ways[WAYS] = {"small calls", "1 MiB calls", "calls in chunks", "replays",
+                                       "a pause"};
 static const size_t counts[WAYS] = {1000, (size_t)1 << 18, 300000, 5000, 1000};
 
 typedef struct sight {
@@ -53,18 +67,21 @@ static void expect_sum(gpu_rank *r, const void *out, uint32_t batch, size_t coun
     gpu_read(r, r->pinned, out, count * 4);
     for (size_t i = 0; i < count; i++)
         if (found[i] != want)
-            FAIL("rank %d, batch %u, element %zu: expected %g, found %g", r->rank, batch, i, (double)want, (double)found[i]);
+            FAIL("rank %d, batch %u, element %zu: expected %g, found %g", r->rank, batch, i,
+                 (double)want, (double)found[i]);
 }
 
 /* Eight calls, then a wait for them. */
-static onehop_result batch(gpu_rank *r, const gpu_graph *graph, void *in, void *out, uint32_t number, size_t count) {
+static onehop_result batch(gpu_rank *r, const gpu_graph *graph, void *in, void *out,
+                           uint32_t number, size_t count) {
     onehop_result result = ONEHOP_OK;
     spread(r, in, number, count);
     for (int i = 0; i < 8 && !result; i++)
         if (graph)
             gpu_graph_launch(r, graph, r->stream);
         else
-            result = onehop_all_reduce(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, r->stream);
+            result = onehop_all_reduce(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM,
+                                       r->stream);
     const onehop_result waited = onehop_synchronize(r->context, r->stream);
     return result ? result : waited;
 }
@@ -102,7 +119,8 @@ static void work(gpu_rank *ranks, int here, void *argument) {
     if (s->way == GRAPH) {
         gpu_capture_begin(&r, 1);
         for (int i = 0; i < 8; i++)
-            CHECK_OK(onehop_all_reduce(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, r->stream));
+            CHECK_OK(onehop_all_reduce(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM,
+                                       r->stream));
         gpu_capture_end(&r, 1, &graph);
     }
     gpu_barrier(r);
@@ -119,7 +137,8 @@ static void work(gpu_rank *ranks, int here, void *argument) {
         if (r->rank == s->victim && __atomic_load_n(&s->leave, __ATOMIC_RELAXED)) _exit(0);
     }
     note(r, &s->sights[r->rank], result);
-    CHECK_RESULT(result, onehop_all_reduce(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, r->stream));
+    CHECK_RESULT(result, onehop_all_reduce(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM,
+                                           r->stream));
     gpu_fill(r, out, 0, MOST); /* the GPU and the stream are of use still */
     gpu_free(r, in);
     gpu_free(r, out);
@@ -143,10 +162,12 @@ static gpu_setup setup_of(const scene *s, onehop_config *config, uint32_t timeou
     memset(config, 0, sizeof *config);
     config->push_bytes = s->way == CHUNKED ? 65536 : 0;
     config->timeout_ms = timeout_ms;
-    return (gpu_setup){.layout = GPU_PROCESSES, .world = 2, .gpus = 2, .config = config, .name = s->name};
+    return (gpu_setup){
+        .layout = GPU_PROCESSES, .world = 2, .gpus = 2, .config = config, .name = s->name};
 }
 
-/* gpu_run_here ends with a barrier that a lost peer does not join: so the rank's process ends by itself. */
+/* gpu_run_here ends with a barrier that a lost peer does not join: so the rank's process ends by
+ * itself. */
 static void work_and_exit(gpu_rank *ranks, int here, void *argument) {
     work(ranks, here, argument);
     onehop_destroy(ranks[0].context);
@@ -173,7 +194,8 @@ static void await_calls(const scene *s, uint32_t least) {
 static void await_sight(const scene *s, int rank) {
     const double begun = seconds_now();
     while (!__atomic_load_n(&s->sights[rank].seen, __ATOMIC_ACQUIRE)) {
-        if (seconds_now() - begun > 15) FAIL("%s in %s: rank %d still waits after 15 s", fates[s->fate], ways[s->way], rank);
+        if (seconds_now() - begun > 15)
+            FAIL("%s in %s: rank %d still waits after 15 s", fates[s->fate], ways[s->way], rank);
         sleep_ms(1);
     }
 }
@@ -181,9 +203,9 @@ static void await_sight(const scene *s, int rank) {
 static void expect_sight(const scene *s, int rank, onehop_result expected) {
     const sight *g = &s->sights[rank];
     if (g->result != expected || g->status != expected || g->peer != s->victim || !g->idle)
-        FAIL("rank %d %s in %s: rank %d got %s, status %s, culprit %d, stream %s: %s", s->victim, fates[s->fate],
-             ways[s->way], rank, onehop_result_name(g->result), onehop_result_name(g->status), g->peer,
-             g->idle ? "idle" : "busy", g->text);
+        FAIL("rank %d %s in %s: rank %d got %s, status %s, culprit %d, stream %s: %s", s->victim,
+             fates[s->fate], ways[s->way], rank, onehop_result_name(g->result),
+             onehop_result_name(g->status), g->peer, g->idle ? "idle" : "busy", g->text);
 }
 
 static void play(scene *s, unsigned delay_ms) {
@@ -206,7 +228,8 @@ static void play(scene *s, unsigned delay_ms) {
     }
     await_sight(s, other);
     const double took = s->sights[other].at - s->fell_at;
-    printf("rank %d %s in %s: the other knew after %.0f ms", s->victim, fates[s->fate], ways[s->way], 1e3 * took);
+    printf("rank %d %s in %s: the other knew after %.0f ms", s->victim, fates[s->fate],
+           ways[s->way], 1e3 * took);
     if (s->fate != STOPPED) printf(" (its process was gone after %.0f ms)", 1e3 * gone_after);
     printf("\n");
     expect_sight(s, other, expected);
@@ -230,8 +253,9 @@ int main(void) {
         fate fate;
         way way;
         int victim;
-    } scenes[] = {{KILLED, SMALL, 1},  {KILLED, LARGE, 0}, {KILLED, CHUNKED, 1}, {KILLED, GRAPH, 0}, {KILLED, IDLE, 1},
-                  {STOPPED, SMALL, 0}, {STOPPED, GRAPH, 1}, {EXITED, SMALL, 0},   {EXITED, CHUNKED, 1}};
+    } scenes[] = {{KILLED, SMALL, 1},  {KILLED, LARGE, 0}, {KILLED, CHUNKED, 1},
+                  {KILLED, GRAPH, 0},  {KILLED, IDLE, 1},  {STOPPED, SMALL, 0},
+                  {STOPPED, GRAPH, 1}, {EXITED, SMALL, 0}, {EXITED, CHUNKED, 1}};
     gpu_main(100, 2);
     scene *s = shared_memory(sizeof *s);
     uint64_t random = 7;

@@ -1,6 +1,7 @@
-/* All-reduce on GPUs against the scalar reference, bit for bit on all ranks: every world size that one and two GPUs
- * serve, types, counts, alignments that differ from rank to rank, in place and out of place, eager and in graphs, one
- * piece and chunks, two communicators at once. After each batch every word of both phases of all push slots is armed.
+/* All-reduce on GPUs against the scalar reference, bit for bit on all ranks: every world size that
+ * one and two GPUs serve, types, counts, alignments that differ from rank to rank, in place and out
+ * of place, eager and in graphs, one piece and chunks, two communicators at once. After each batch
+ * every word of both phases of all push slots is armed.
  *
  * test_gpu_matrix --rank R --world W --name NAME   one rank of a small version on GPU R, for a run under
  * compute-sanitizer, a process each */
@@ -34,13 +35,17 @@ static gpu_call call_of(size_t number, size_t count, bool in_place) {
     return c;
 }
 
-/* Every count that is special for the world size or below 130, others in steps; eager calls in both forms. */
+/* Every count that is special for the world size or below 130, others in steps; eager calls in both
+ * forms. */
 static size_t choose_calls(gpu_call *calls, int world, onehop_dtype dtype, bool graph, bool brief) {
-    const size_t dense = world > 8 ? 16 * (size_t)world : 129, step = brief ? 41 : world == 2 ? 1 : 3;
+    const size_t dense = world > 8 ? 16 * (size_t)world : 129, step = brief        ? 41
+                                                                      : world == 2 ? 1
+                                                                                   : 3;
     const size_t start = ((size_t)world * 5 + (size_t)dtype) % step;
     size_t n = 0;
     for (size_t count = 0; count < COUNTS; count++) {
-        const bool special = count <= (brief ? 20 : dense) || (count >= 511 && count <= 513) || count >= 1023;
+        const bool special =
+            count <= (brief ? 20 : dense) || (count >= 511 && count <= 513) || count >= 1023;
         if (!special && count % step != start) continue;
         if (!graph || count % 2) calls[n] = call_of(n, count, true), n++;
         if (!graph || count % 2 == 0) calls[n] = call_of(n, count, false), n++;
@@ -51,11 +56,13 @@ static size_t choose_calls(gpu_call *calls, int world, onehop_dtype dtype, bool 
 /* Around one slot, around chunks, and longer. */
 static size_t choose_chunked(gpu_call *calls, onehop_dtype dtype) {
     const size_t slot = SMALL_SLOT / reference_element_bytes(dtype);
-    const size_t counts[] = {slot - 1,     slot,         slot + 1,         slot + slot / 2 - 1, slot + slot / 2,
-                             2 * slot + 1, 3 * slot - 7, 5 * slot / 2 + 3, 4 * slot,            9 * slot + 11};
+    const size_t counts[] = {slot - 1,        slot,         slot + 1,     slot + slot / 2 - 1,
+                             slot + slot / 2, 2 * slot + 1, 3 * slot - 7, 5 * slot / 2 + 3,
+                             4 * slot,        9 * slot + 11};
     size_t n = 0;
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
-        for (int in_place = 0; in_place < 2; in_place++) calls[n] = call_of(n + 2, counts[i], in_place), n++;
+        for (int in_place = 0; in_place < 2; in_place++)
+            calls[n] = call_of(n + 2, counts[i], in_place), n++;
     return n;
 }
 
@@ -81,7 +88,8 @@ static void close_benches(gpu_bench *benches, int here) {
 }
 
 /* Programs started apart share no data: each makes all of it. */
-static void fill_alone(gpu_data *data, int world, uint64_t seed, onehop_dtype dtype, size_t elements) {
+static void fill_alone(gpu_data *data, int world, uint64_t seed, onehop_dtype dtype,
+                       size_t elements) {
     const void *in[ONEHOP_MAX_RANKS];
     for (int r = 0; r < world; r++) {
         input_fill(data->in[r], INPUT_MIXED, seed, r, 0, elements, dtype);
@@ -92,7 +100,8 @@ static void fill_alone(gpu_data *data, int world, uint64_t seed, onehop_dtype dt
     data->elements = elements;
 }
 
-static void load(gpu_bench *benches, gpu_rank *ranks, int here, job *j, onehop_dtype dtype, size_t elements) {
+static void load(gpu_bench *benches, gpu_rank *ranks, int here, job *j, onehop_dtype dtype,
+                 size_t elements) {
     const uint64_t seed = (uint64_t)dtype * 100 + (uint64_t)ranks[0].world;
     if (j->brief)
         fill_alone(j->data, ranks[0].world, seed, dtype, elements);
@@ -102,8 +111,8 @@ static void load(gpu_bench *benches, gpu_rank *ranks, int here, job *j, onehop_d
 }
 
 /* Every fourth of the calls through a named algorithm; the fourth moves with the algorithm. */
-static void compare_named(gpu_rank *ranks, int here, gpu_bench *benches, job *j, const gpu_call *calls, size_t count,
-                          bool graph) {
+static void compare_named(gpu_rank *ranks, int here, gpu_bench *benches, job *j,
+                          const gpu_call *calls, size_t count, bool graph) {
     static const onehop_algorithm pulls[] = {ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
     gpu_call *some = calloc(count + 1, sizeof *some);
     CHECK(some != NULL);
@@ -115,7 +124,8 @@ static void compare_named(gpu_rank *ranks, int here, gpu_bench *benches, job *j,
         }
         compare_calls(ranks, here, benches, j, onehop_algorithm_name(pulls[a]), some, n, graph);
         /* And after one another. */
-        for (size_t i = 0; i < n; i++) some[i].algorithm = (i + a) % 3 == 2 ? ONEHOP_1SHOT_PUSH : pulls[(i + a) % 3 % 2];
+        for (size_t i = 0; i < n; i++)
+            some[i].algorithm = (i + a) % 3 == 2 ? ONEHOP_1SHOT_PUSH : pulls[(i + a) % 3 % 2];
         compare_calls(ranks, here, benches, j, "algorithms in turn", some, n, graph);
     }
     free(some);
@@ -152,7 +162,8 @@ static void large_messages(gpu_rank *ranks, int here, void *argument) {
         load(benches, ranks, here, j, dtypes[d], MOST + SLACK);
         for (int graph = 0; graph < 2; graph++)
             compare_calls(ranks, here, benches, j, "1 MiB + 3 elements", calls, n, graph);
-        for (size_t i = 0; i < n; i++) calls[i].algorithm = i % 2 ? ONEHOP_1SHOT_PULL : ONEHOP_2SHOT_PULL;
+        for (size_t i = 0; i < n; i++)
+            calls[i].algorithm = i % 2 ? ONEHOP_1SHOT_PULL : ONEHOP_2SHOT_PULL;
         compare_calls(ranks, here, benches, j, "1 MiB + 3 elements, pulled", calls, n, d % 2);
         for (size_t i = 0; i < n; i++) calls[i].algorithm = ONEHOP_ALGORITHM_AUTO;
     }
@@ -208,8 +219,8 @@ static void run(job *j, const char *what, gpu_layout layout, int world, int gpus
     const double start = seconds_now();
     gpu_run(&few, small_messages, j);
     gpu_run(&usual, large_messages, j);
-    printf("  %s, world size %d, %d GPU%s: %zu outputs, %.1f s\n", what, world, gpus, gpus > 1 ? "s" : "",
-           j->compared - before, seconds_now() - start);
+    printf("  %s, world size %d, %d GPU%s: %zu outputs, %.1f s\n", what, world, gpus,
+           gpus > 1 ? "s" : "", j->compared - before, seconds_now() - start);
 }
 
 static void run_two(job *j, int world, int gpus) {
@@ -218,8 +229,8 @@ static void run_two(job *j, int world, int gpus) {
     const size_t before = j->compared;
     const double start = seconds_now();
     gpu_run(&setup, two_at_once, j);
-    printf("  two communicators, threads, world size %d, %d GPU%s: %zu outputs, %.1f s\n", world, gpus,
-           gpus > 1 ? "s" : "", j->compared - before, seconds_now() - start);
+    printf("  two communicators, threads, world size %d, %d GPU%s: %zu outputs, %.1f s\n", world,
+           gpus, gpus > 1 ? "s" : "", j->compared - before, seconds_now() - start);
 }
 
 static int gpus_found;
@@ -255,7 +266,8 @@ static int one_small_rank(int rank, int world, const char *name) {
 }
 
 int main(int argc, char **argv) {
-    if (argc == 7 && !strcmp(argv[1], "--rank")) return one_small_rank(atoi(argv[2]), atoi(argv[4]), argv[6]);
+    if (argc == 7 && !strcmp(argv[1], "--rank"))
+        return one_small_rank(atoi(argv[2]), atoi(argv[4]), argv[6]);
     gpus_found = gpu_main(100, 1);
     job *j = shared_memory(sizeof *j);
     j->data = gpu_data_make(MOST + SLACK, ONEHOP_MAX_RANKS);
@@ -263,7 +275,7 @@ int main(int argc, char **argv) {
     gpu_apart(in_one_process, j);
     if (gpus_found > 1) run(j, "process per GPU", GPU_PROCESSES, 2, 2);
     if (gpus_found == 1) printf("one GPU: nothing over two, no process per GPU\n");
-    printf("%zu outputs compared with the reference, 0 wrong, all slots armed, %.1f s\n", j->compared,
-           seconds_now() - start);
+    printf("%zu outputs compared with the reference, 0 wrong, all slots armed, %.1f s\n",
+           j->compared, seconds_now() - start);
     return 0;
 }

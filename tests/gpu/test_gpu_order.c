@@ -16,15 +16,18 @@ static gpu_data *data;
 
 static onehop_config config_here;
 
-static void with(const char *what, gpu_layout layout, int world, int gpus, uint32_t max_blocks, gpu_fn fn) {
-    const gpu_setup setup = {.layout = layout, .world = world, .gpus = gpus, .config = &config_here};
+static void with(const char *what, gpu_layout layout, int world, int gpus, uint32_t max_blocks,
+                 gpu_fn fn) {
+    const gpu_setup setup = {
+        .layout = layout, .world = world, .gpus = gpus, .config = &config_here};
     const double start = seconds_now();
     memset(&config_here, 0, sizeof config_here);
     config_here.push_bytes = SLOT;
     config_here.pull_bytes = 4096;
     config_here.max_blocks = max_blocks;
     gpu_run(&setup, fn, NULL);
-    printf("%s: world size %d on %d GPU%s, %.1f s\n", what, world, gpus, gpus > 1 ? "s" : "", seconds_now() - start);
+    printf("%s: world size %d on %d GPU%s, %.1f s\n", what, world, gpus, gpus > 1 ? "s" : "",
+           seconds_now() - start);
 }
 
 /* ---- C06 ----------------------------------------------------------------------------------------------------------- */
@@ -52,10 +55,12 @@ typedef struct overlap {
     int right, errors; /* atomic */
 } overlap;
 
-static void capture_calls(gpu_rank *r, gpu_graph *graph, const unsigned char *in, unsigned char *out, size_t count) {
+static void capture_calls(gpu_rank *r, gpu_graph *graph, const unsigned char *in,
+                          unsigned char *out, size_t count) {
     gpu_capture_begin(&r, 1);
     for (int i = 0; i < NODES; i++)
-        CHECK_OK(onehop_all_reduce(r->context, in, out + (size_t)i * 16384, count, ONEHOP_FLOAT32, ONEHOP_SUM, r->stream));
+        CHECK_OK(onehop_all_reduce(r->context, in, out + (size_t)i * 16384, count, ONEHOP_FLOAT32,
+                                   ONEHOP_SUM, r->stream));
     gpu_capture_end(&r, 1, graph);
 }
 
@@ -103,9 +108,11 @@ static void overlapping_replays(gpu_rank *ranks, int here, void *argument) {
     } else {
         const onehop_result result = second ? second : first;
         __atomic_fetch_add(&o->errors, 1, __ATOMIC_RELAXED);
-        if (result != ONEHOP_ERR_CALLS_OVERLAP && result != ONEHOP_ERR_MISMATCH && result != ONEHOP_ERR_TIMEOUT)
+        if (result != ONEHOP_ERR_CALLS_OVERLAP && result != ONEHOP_ERR_MISMATCH &&
+            result != ONEHOP_ERR_TIMEOUT)
             FAIL("C06, overlapping replays: rank %d: %s", r->rank, onehop_last_error());
-        CHECK_RESULT(result, onehop_all_reduce(r->context, in[0], out[0], 4, ONEHOP_FLOAT32, ONEHOP_SUM, r->stream));
+        CHECK_RESULT(result, onehop_all_reduce(r->context, in[0], out[0], 4, ONEHOP_FLOAT32,
+                                               ONEHOP_SUM, r->stream));
     }
     gpu_barrier(r);
     for (int g = 0; g < 2; g++) {
@@ -118,7 +125,8 @@ static void overlapping_replays(gpu_rank *ranks, int here, void *argument) {
 static void replays_overlap(int gpus) {
     for (int trial = 0; trial < 6; trial++) {
         onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-        const gpu_setup setup = {.layout = GPU_THREADS, .world = 2, .gpus = gpus, .config = &config, .dies = true};
+        const gpu_setup setup = {
+            .layout = GPU_THREADS, .world = 2, .gpus = gpus, .config = &config, .dies = true};
         overlap o = {{1000, trial % 2 ? 3000 : 1000}, 0, 0};
         config.push_bytes = SLOT;
         config.pull_bytes = 4096;
@@ -126,9 +134,10 @@ static void replays_overlap(int gpus) {
         config.timeout_ms = 1000;
         const double start = seconds_now();
         gpu_run(&setup, overlapping_replays, &o);
-        printf("C06, overlapping replays of %s, 2 ranks on %d GPU%s: %d ranks with an error, %d with right sums, %.1f s\n",
-               trial % 2 ? "different calls" : "equal calls", gpus, gpus > 1 ? "s" : "", o.errors, o.right,
-               seconds_now() - start);
+        printf("C06, overlapping replays of %s, 2 ranks on %d GPU%s: %d ranks with an error, %d "
+               "with right sums, %.1f s\n",
+               trial % 2 ? "different calls" : "equal calls", gpus, gpus > 1 ? "s" : "", o.errors,
+               o.right, seconds_now() - start);
     }
 }
 
@@ -150,7 +159,8 @@ static void expect_epochs(gpu_rank *r, uint32_t first_epoch, uint32_t calls) {
     gpu_read(r, words, (void *)(uintptr_t)(a->local + OH_LOCAL_EPOCHS), a->planes.max_blocks * 8u);
     for (uint32_t b = 0; b < a->planes.max_blocks; b++)
         if (words[b] != epoch)
-            FAIL("C15, rank %d: epoch word %u holds 0x%llx, expected 0x%x", r->rank, b, (unsigned long long)words[b], epoch);
+            FAIL("C15, rank %d: epoch word %u holds 0x%llx, expected 0x%x", r->rank, b,
+                 (unsigned long long)words[b], epoch);
 }
 
 static uint32_t preset_first, preset_blocks;
@@ -168,7 +178,8 @@ static void counters_wrap(gpu_rank *ranks, int here, void *argument) {
     }
     for (int mode = 0; mode < 2; mode++) {
         for (int i = 0; i < here; i++) preset_epochs(&ranks[i], preset_first);
-        gpu_batch_once(ranks, here, data, INPUT_MIXED, 15, ONEHOP_BFLOAT16, calls, 20, mode ? &graph : &eager);
+        gpu_batch_once(ranks, here, data, INPUT_MIXED, 15, ONEHOP_BFLOAT16, calls, 20,
+                       mode ? &graph : &eager);
         for (int i = 0; i < here; i++) expect_epochs(&ranks[i], preset_first, 20);
         gpu_expect_idle(ranks, here);
     }
@@ -197,7 +208,8 @@ static void many_chunks(gpu_rank *ranks, int here, void *argument) {
     (void)argument;
     for (size_t i = 0; i < 120; i++) {
         const size_t chunks = 3 + random_next(&random) % 14;
-        calls[i].count = chunks * chunk - (random_next(&random) % 2 ? random_next(&random) % (chunk - 1) : 0);
+        calls[i].count =
+            chunks * chunk - (random_next(&random) % 2 ? random_next(&random) % (chunk - 1) : 0);
         calls[i].first = random_next(&random) % 1000 * 8;
         calls[i].shift = i % 5 == 0 ? (unsigned)(1 + random_next(&random) % 15) : 0;
         calls[i].in_place = i % 3 == 0;
@@ -206,8 +218,8 @@ static void many_chunks(gpu_rank *ranks, int here, void *argument) {
         calls[i].slow_us = i % 2 ? (unsigned)(random_next(&random) % 100) : 0;
     }
     for (int round = 0; round < 4; round++)
-        gpu_batch_once(ranks, here, data, INPUT_MIXED, 29 + (uint64_t)round, ONEHOP_BFLOAT16, calls, 120,
-                       round % 2 ? &graph : &eager);
+        gpu_batch_once(ranks, here, data, INPUT_MIXED, 29 + (uint64_t)round, ONEHOP_BFLOAT16, calls,
+                       120, round % 2 ? &graph : &eager);
 }
 
 static void any_grid(gpu_rank *ranks, int here, void *argument) {
@@ -227,8 +239,8 @@ static void any_grid(gpu_rank *ranks, int here, void *argument) {
         calls[i].threads = threads[random_next(&random) % 5];
     }
     for (int round = 0; round < 6; round++) {
-        gpu_batch_once(ranks, here, data, INPUT_MIXED, 300 + (uint64_t)round, ONEHOP_FLOAT16, calls, 250,
-                       round % 2 ? &graph : &eager);
+        gpu_batch_once(ranks, here, data, INPUT_MIXED, 300 + (uint64_t)round, ONEHOP_FLOAT16, calls,
+                       250, round % 2 ? &graph : &eager);
         gpu_expect_idle(ranks, here);
     }
 }
@@ -247,7 +259,8 @@ static void full_gpu_behind(gpu_rank *ranks, int here, void *argument) {
     }
     for (int round = 0; round < 10; round++) {
         how.graph = round % 2;
-        gpu_batch_once(ranks, here, data, INPUT_MIXED, 310 + (uint64_t)round, ONEHOP_BFLOAT16, calls, 100, &how);
+        gpu_batch_once(ranks, here, data, INPUT_MIXED, 310 + (uint64_t)round, ONEHOP_BFLOAT16,
+                       calls, 100, &how);
     }
 }
 

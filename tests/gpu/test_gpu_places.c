@@ -1,5 +1,6 @@
-/* C17: where ranks live. GPUs renumbered by CUDA_VISIBLE_DEVICES, one GPU visible per process, different views in
- * different processes, two processes with two threads each, a thread per GPU; two groups that differ only in name. */
+/* C17: where ranks live. GPUs renumbered by CUDA_VISIBLE_DEVICES, one GPU visible per process,
+ * different views in different processes, two processes with two threads each, a thread per GPU;
+ * two groups that differ only in name. */
 /* labels: timeout=120 */
 #include "gpu_batch.h"
 
@@ -9,7 +10,8 @@ static gpu_data *data, *data_of_groups[2];
 
 typedef struct place {
     const char *what;
-    const char *visible[2]; /* of each process, as indices into what is visible now; NULL: as it is */
+    const char
+        *visible[2]; /* of each process, as indices into what is visible now; NULL: as it is */
     int ordinals[4];
     int world, threads; /* per process */
     const char *name;
@@ -21,14 +23,20 @@ static void calls(gpu_rank *ranks, int here, void *argument) {
     const gpu_how eager = {.what = p->what}, graph = {.what = p->what, .graph = true};
     gpu_call list[40] = {{0}};
     for (size_t i = 0; i < 40; i++)
-        list[i] = (gpu_call){.count = 1 + i * 331, .first = i * 8, .shift = i % 3 ? (unsigned)i % 15 + 1 : 0, .in_place = i % 2};
+        list[i] = (gpu_call){.count = 1 + i * 331,
+                             .first = i * 8,
+                             .shift = i % 3 ? (unsigned)i % 15 + 1 : 0,
+                             .in_place = i % 2};
     for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++) {
-        gpu_batch_once(ranks, here, p->data, INPUT_MIXED, (uint64_t)d, (onehop_dtype)d, list, 40, &eager);
-        gpu_batch_once(ranks, here, p->data, INPUT_MIXED, (uint64_t)d, (onehop_dtype)d, list, 40, &graph);
+        gpu_batch_once(ranks, here, p->data, INPUT_MIXED, (uint64_t)d, (onehop_dtype)d, list, 40,
+                       &eager);
+        gpu_batch_once(ranks, here, p->data, INPUT_MIXED, (uint64_t)d, (onehop_dtype)d, list, 40,
+                       &graph);
     }
 }
 
-/* The variable for GPUs "1,0" of those that are visible now; they may have been chosen by the variable already. */
+/* The variable for GPUs "1,0" of those that are visible now; they may have been chosen by the
+ * variable already. */
 static void show_only(const char *indices) {
     const char *now = getenv("CUDA_VISIBLE_DEVICES");
     char list[256] = "", words[8][64] = {"0", "1"}, copy[512];
@@ -38,7 +46,8 @@ static void show_only(const char *indices) {
         snprintf(words[found++], sizeof words[0], "%s", word);
     for (const char *c = indices; *c; c++) {
         const size_t used = strlen(list);
-        if (*c != ',') snprintf(list + used, sizeof list - used, "%s%s", used ? "," : "", words[*c - '0']);
+        if (*c != ',')
+            snprintf(list + used, sizeof list - used, "%s%s", used ? "," : "", words[*c - '0']);
     }
     setenv("CUDA_VISIBLE_DEVICES", list, 1);
 }
@@ -52,7 +61,8 @@ static void *rank_of_process(void *argument) {
     const seat *s = argument;
     const place *p = s->place;
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    const gpu_setup setup = {.world = p->world, .ordinals = p->ordinals, .config = &config, .name = p->name};
+    const gpu_setup setup = {
+        .world = p->world, .ordinals = p->ordinals, .config = &config, .name = p->name};
     config.push_bytes = 65536;
     config.pull_bytes = 4096;
     gpu_run_here(&setup, s->rank, NULL, calls, (void *)(uintptr_t)p);
@@ -67,7 +77,8 @@ static void process(int number, int processes, void *argument) {
     if (p->visible[number]) show_only(p->visible[number]);
     for (int t = 0; t < p->threads; t++) {
         seats[t] = (seat){p, number * p->threads + t};
-        if (pthread_create(&threads[t], NULL, rank_of_process, &seats[t])) FAIL("pthread_create failed");
+        if (pthread_create(&threads[t], NULL, rank_of_process, &seats[t]))
+            FAIL("pthread_create failed");
     }
     for (int t = 0; t < p->threads; t++) pthread_join(threads[t], NULL);
 }
@@ -82,9 +93,13 @@ static void run(place p) {
     printf("C17, %s: %.1f s\n", p.what, seconds_now() - start);
 }
 
-/* Two groups at once over the same two GPUs would be time-sliced between processes; so each is on a GPU, as threads. */
+/* Two groups at once over the same two GPUs would be time-sliced between processes; so each is on a
+ * GPU, as threads. */
 static void group_of_threads(int number, int groups, void *argument) {
-    place p = {.what = number ? "second group" : "first group", .world = 2, .threads = 2, .ordinals = {number, number}};
+    place p = {.what = number ? "second group" : "first group",
+               .world = 2,
+               .threads = 2,
+               .ordinals = {number, number}};
     char name[160];
     (void)groups, (void)argument;
     snprintf(name, sizeof name, "%s", own_name(p.what));
@@ -103,15 +118,46 @@ int main(void) {
     gpu_main(100, 2);
     data = gpu_data_make(ROOM, 4);
     for (int g = 0; g < 2; g++) data_of_groups[g] = gpu_data_make(ROOM, 2);
-    run((place){.what = "GPUs renumbered in both processes", .visible = {"1,0", "1,0"}, .ordinals = {0, 1}, .world = 2, .threads = 1});
-    run((place){.what = "one GPU visible per process", .visible = {"0", "1"}, .ordinals = {0, 0}, .world = 2, .threads = 1});
-    run((place){.what = "the other GPU visible per process", .visible = {"1", "0"}, .ordinals = {0, 0}, .world = 2, .threads = 1});
-    run((place){.what = "different views", .visible = {NULL, "1"}, .ordinals = {0, 0}, .world = 2, .threads = 1});
-    run((place){.what = "renumbered in one process", .visible = {"1,0", NULL}, .ordinals = {0, 0}, .world = 2, .threads = 1});
-    run((place){.what = "two processes with two threads", .visible = {"0", "1"}, .ordinals = {0, 0, 0, 0}, .world = 4, .threads = 2});
-    run((place){.what = "two processes with two threads, both GPUs visible", .ordinals = {0, 0, 1, 1}, .world = 4, .threads = 2});
+    run((place){.what = "GPUs renumbered in both processes",
+                .visible = {"1,0", "1,0"},
+                .ordinals = {0, 1},
+                .world = 2,
+                .threads = 1});
+    run((place){.what = "one GPU visible per process",
+                .visible = {"0", "1"},
+                .ordinals = {0, 0},
+                .world = 2,
+                .threads = 1});
+    run((place){.what = "the other GPU visible per process",
+                .visible = {"1", "0"},
+                .ordinals = {0, 0},
+                .world = 2,
+                .threads = 1});
+    run((place){.what = "different views",
+                .visible = {NULL, "1"},
+                .ordinals = {0, 0},
+                .world = 2,
+                .threads = 1});
+    run((place){.what = "renumbered in one process",
+                .visible = {"1,0", NULL},
+                .ordinals = {0, 0},
+                .world = 2,
+                .threads = 1});
+    run((place){.what = "two processes with two threads",
+                .visible = {"0", "1"},
+                .ordinals = {0, 0, 0, 0},
+                .world = 4,
+                .threads = 2});
+    run((place){.what = "two processes with two threads, both GPUs visible",
+                .ordinals = {0, 0, 1, 1},
+                .world = 4,
+                .threads = 2});
 
-    place apart = {.what = "thread per GPU, by name", .ordinals = {0, 1}, .world = 2, .threads = 2, .data = data};
+    place apart = {.what = "thread per GPU, by name",
+                   .ordinals = {0, 1},
+                   .world = 2,
+                   .threads = 2,
+                   .data = data};
     char name[160];
     snprintf(name, sizeof name, "%s", own_name(apart.what));
     apart.name = name;

@@ -6,7 +6,10 @@
 
 static int gpus_found;
 
-enum { COUNT = 2000, BYTES = 16384 };
+enum {
+    COUNT = 2000,
+    BYTES = 16384
+};
 
 typedef struct scene {
     const char *what;
@@ -19,13 +22,22 @@ typedef struct scene {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-typedef enum kind { OTHER_COUNT, OTHER_COUNT_LARGE, OTHER_TYPE, OTHER_BLOCKS, OTHER_THREADS, OTHER_ORDER, KINDS } kind;
-static const char *const kind_names[KINDS] = {"count", "count and chunks", "type, same bytes", "blocks", "threads", "order"};
+typedef enum kind {
+    OTHER_COUNT,
+    OTHER_COUNT_LARGE,
+    OTHER_TYPE,
+    OTHER_BLOCKS,
+    OTHER_THREADS,
+    OTHER_ORDER,
+    KINDS
+} kind;
+static const char *const kind_names[KINDS] = {"count",  "count and chunks", "type, same bytes",
+                                              "blocks", "threads",          "order"};
 
 /* ---- C13 ----------------------------------------------------------------------------------------------------------- */
 
-static onehop_result one_call(gpu_rank *r, void *in, void *out, size_t count, onehop_dtype dtype, uint32_t blocks,
-                              uint32_t threads) {
+static onehop_result one_call(gpu_rank *r, void *in, void *out, size_t count, onehop_dtype dtype,
+                              uint32_t blocks, uint32_t threads) {
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     call.blocks = blocks;
     call.threads = threads;
@@ -40,7 +52,8 @@ static onehop_result disagree(gpu_rank *r, const scene *s, void *in, void *out) 
     if (odd && s->kind == OTHER_COUNT) count = COUNT + 1;
     if (odd && s->kind == OTHER_COUNT_LARGE) count = 4 * COUNT;
     if (s->kind == OTHER_ORDER) count = odd ? COUNT / 2 : COUNT;
-    const uint32_t blocks = odd && s->kind == OTHER_BLOCKS ? 4 : 3, threads = odd && s->kind == OTHER_THREADS ? 128 : 256;
+    const uint32_t blocks = odd && s->kind == OTHER_BLOCKS ? 4 : 3,
+                   threads = odd && s->kind == OTHER_THREADS ? 128 : 256;
     const onehop_result result = one_call(r, in, out, count, dtype, blocks, threads);
     if (result || s->kind != OTHER_ORDER) return result;
     return one_call(r, in, out, odd ? COUNT : COUNT / 2, dtype, blocks, threads);
@@ -57,7 +70,8 @@ static void mismatch(gpu_rank *ranks, int here, void *argument) {
     }
     gpu_barrier(&ranks[0]);
     for (int n = 0; n < 3; n++)
-        for (int i = 0; i < here; i++) CHECK_OK(one_call(&ranks[i], in[i], out[i], COUNT, ONEHOP_BFLOAT16, 3, 256));
+        for (int i = 0; i < here; i++)
+            CHECK_OK(one_call(&ranks[i], in[i], out[i], COUNT, ONEHOP_BFLOAT16, 3, 256));
     for (int i = 0; i < here; i++) {
         const onehop_result result = disagree(&ranks[i], s, in[i], out[i]);
         if (result && result != ONEHOP_ERR_MISMATCH) FAIL("C13: %s", onehop_last_error());
@@ -65,7 +79,8 @@ static void mismatch(gpu_rank *ranks, int here, void *argument) {
     for (int i = 0; i < here; i++) {
         const onehop_result result = onehop_synchronize(ranks[i].context, ranks[i].stream);
         gpu_expect_failure(&ranks[i], ONEHOP_ERR_MISMATCH, culprit, result, s->what);
-        CHECK_RESULT(ONEHOP_ERR_MISMATCH, one_call(&ranks[i], in[i], out[i], COUNT, ONEHOP_BFLOAT16, 3, 256));
+        CHECK_RESULT(ONEHOP_ERR_MISMATCH,
+                     one_call(&ranks[i], in[i], out[i], COUNT, ONEHOP_BFLOAT16, 3, 256));
     }
     gpu_barrier(&ranks[0]);
     for (int i = 0; i < here; i++) {
@@ -76,7 +91,8 @@ static void mismatch(gpu_rank *ranks, int here, void *argument) {
 
 static void run(scene *s, gpu_layout layout, int world, int gpus, uint32_t timeout_ms, gpu_fn fn) {
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    const gpu_setup setup = {.layout = layout, .world = world, .gpus = gpus, .config = &config, .dies = true};
+    const gpu_setup setup = {
+        .layout = layout, .world = world, .gpus = gpus, .config = &config, .dies = true};
     config.push_bytes = 8192; /* COUNT in one piece, four times as much in chunks */
     config.pull_bytes = 4096;
     config.timeout_ms = timeout_ms;
@@ -89,22 +105,28 @@ static void all_mismatches(gpu_layout layout, int world, int gpus) {
     for (int k = 0; k < KINDS; k++)
         for (int odd = 0; odd < world; odd++) {
             scene s = {.what = what, .kind = k, .odd_one = odd};
-            if (layout == GPU_PROCESSES && k % 2) continue; /* a process per GPU takes its time to start */
-            snprintf(what, sizeof what, "C13, rank %d of %d differs in %s", odd, world, kind_names[k]);
+            if (layout == GPU_PROCESSES && k % 2)
+                continue; /* a process per GPU takes its time to start */
+            snprintf(what, sizeof what, "C13, rank %d of %d differs in %s", odd, world,
+                     kind_names[k]);
             run(&s, layout, world, gpus, 3000, mismatch);
         }
     printf("C13, %s, world size %d on %d GPU%s: %.1f s\n",
-           layout == GPU_THREADS ? "threads" : layout == GPU_SINGLE ? "one thread for all" : "process per GPU", world, gpus,
-           gpus > 1 ? "s" : "", seconds_now() - start);
+           layout == GPU_THREADS  ? "threads"
+           : layout == GPU_SINGLE ? "one thread for all"
+                                  : "process per GPU",
+           world, gpus, gpus > 1 ? "s" : "", seconds_now() - start);
 }
 
 /* ---- C26 ----------------------------------------------------------------------------------------------------------- */
 
-/* All ranks meet in good calls, then one does not make the next. Returns the result of waiting for it. */
+/* All ranks meet in good calls, then one does not make the next. Returns the result of waiting for
+ * it. */
 static void good_calls(gpu_rank *r, void *memory) {
     gpu_fill(r, memory, 0, 2 * BYTES);
     gpu_barrier(r);
-    for (int i = 0; i < 5; i++) CHECK_OK(one_call(r, memory, (char *)memory + BYTES, COUNT, ONEHOP_BFLOAT16, 0, 0));
+    for (int i = 0; i < 5; i++)
+        CHECK_OK(one_call(r, memory, (char *)memory + BYTES, COUNT, ONEHOP_BFLOAT16, 0, 0));
     CHECK_OK(onehop_synchronize(r->context, r->stream));
     gpu_barrier(r);
 }
@@ -121,14 +143,16 @@ static void never_calls(gpu_rank *ranks, int here, void *argument) {
         CHECK_OK(one_call(r, memory, (char *)memory + BYTES, COUNT, ONEHOP_BFLOAT16, 0, 0));
         result = onehop_synchronize(r->context, r->stream);
         const double took = seconds_now() - start;
-        if (took < 0.8 || took > 1.6) FAIL("%s: rank %d gave up after %.2f s, deadline 1 s", s->what, r->rank, took);
+        if (took < 0.8 || took > 1.6)
+            FAIL("%s: rank %d gave up after %.2f s, deadline 1 s", s->what, r->rank, took);
         gpu_expect_failure(r, ONEHOP_ERR_TIMEOUT, s->odd_one, result, s->what);
     }
     gpu_barrier(r);
     if (r->rank == s->odd_one) {
         result = onehop_status(r->context, NULL);
         gpu_expect_failure(r, ONEHOP_ERR_TIMEOUT, s->odd_one, result, s->what);
-        CHECK_RESULT(ONEHOP_ERR_TIMEOUT, one_call(r, memory, (char *)memory + BYTES, COUNT, ONEHOP_BFLOAT16, 0, 0));
+        CHECK_RESULT(ONEHOP_ERR_TIMEOUT,
+                     one_call(r, memory, (char *)memory + BYTES, COUNT, ONEHOP_BFLOAT16, 0, 0));
     }
     gpu_barrier(r);
     gpu_free(r, memory);
@@ -152,13 +176,16 @@ static void aborted(gpu_rank *ranks, int here, void *argument) {
     pthread_t thread;
     (void)here;
     good_calls(r, memory);
-    if (r->rank == s->aborter && pthread_create(&thread, NULL, abort_later, both)) FAIL("pthread_create failed");
+    if (r->rank == s->aborter && pthread_create(&thread, NULL, abort_later, both))
+        FAIL("pthread_create failed");
     if (r->rank != s->odd_one) {
         CHECK_OK(one_call(r, memory, (char *)memory + BYTES, COUNT, ONEHOP_BFLOAT16, 0, 0));
         const onehop_result result = onehop_synchronize(r->context, r->stream);
         const double now = seconds_now();
         pthread_mutex_lock(&lock);
-        if (!s->began) FAIL("%s: rank %d returned before the abort: %s", s->what, r->rank, onehop_last_error());
+        if (!s->began)
+            FAIL("%s: rank %d returned before the abort: %s", s->what, r->rank,
+                 onehop_last_error());
         if (1e3 * (now - s->began) > s->worst_ms) s->worst_ms = 1e3 * (now - s->began);
         pthread_mutex_unlock(&lock);
         gpu_expect_failure(r, ONEHOP_ERR_ABORTED, -1, result, s->what);
@@ -181,8 +208,8 @@ static void all_endings(int world, int gpus) {
     }
     for (int by_waiting = 0; by_waiting < 2; by_waiting++) {
         scene s = {.what = what, .odd_one = world - 1, .aborter = by_waiting ? 0 : world - 1};
-        snprintf(what, sizeof what, "C26, world size %d on %d GPUs, aborted on a rank that %s", world, gpus,
-                 by_waiting ? "waits" : "has no call");
+        snprintf(what, sizeof what, "C26, world size %d on %d GPUs, aborted on a rank that %s",
+                 world, gpus, by_waiting ? "waits" : "has no call");
         run(&s, GPU_THREADS, world, gpus, 5000, aborted);
         printf("%s: all calls ended within %.1f ms\n", what, s.worst_ms);
         if (s.worst_ms > 100) FAIL("%s: %.1f ms, expected at most 100", what, s.worst_ms);

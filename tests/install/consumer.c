@@ -1,5 +1,6 @@
-/* A user of the installed library, in the common subset of C99 and C++11: compiled by check_install.py with every
- * standard the header promises, linked through pkg-config and through the CMake package. */
+/* A user of the installed library, in the common subset of C99 and C++11: compiled by
+ * check_install.py with every standard the header promises, linked through pkg-config and through
+ * the CMake package. */
 #include <onehop.h>
 
 #include <stdio.h>
@@ -9,7 +10,8 @@ int main(void) {
         printf("header %d, library %d\n", ONEHOP_VERSION, onehop_version());
         return 1;
     }
-    if (onehop_dtype_bytes(ONEHOP_FLOAT32) != 4 || onehop_result_name(ONEHOP_OK)[0] != 'O') return 1;
+    if (onehop_dtype_bytes(ONEHOP_FLOAT32) != 4 || onehop_result_name(ONEHOP_OK)[0] != 'O')
+        return 1;
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
     onehop_t *context = NULL;
     config.world_size = 1;

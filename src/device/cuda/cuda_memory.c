@@ -91,16 +91,16 @@ static onehop_result new_record(const oh_cuda_device *device, size_t bytes, memo
     return ONEHOP_OK;
 }
 
-/* Rights are additive: only the named GPU's change. Two ranks of one GPU may ask at the same time, and the driver
- * refuses the second of two such calls in flight (CUDA_ERROR_ALREADY_MAPPED): one at a time. */
+/* Rights are additive: only the named GPU's change. Two ranks of one GPU may ask at the same time,
+ * and the driver refuses the second of two such calls in flight (CUDA_ERROR_ALREADY_MAPPED): one at
+ * a time. */
 static oh_cu_result set_access(memory *m, uint64_t bit, const oh_cu_access *access) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     oh_cu_result result = OH_CU_SUCCESS;
     pthread_mutex_lock(&lock);
     if (!(atomic_load_explicit(&m->reachable, memory_order_relaxed) & bit))
         result = oh_cu.cuMemSetAccess(m->address, m->bytes, access, 1);
-    if (result == OH_CU_SUCCESS)
-        atomic_fetch_or_explicit(&m->reachable, bit, memory_order_release);
+    if (result == OH_CU_SUCCESS) atomic_fetch_or_explicit(&m->reachable, bit, memory_order_release);
     pthread_mutex_unlock(&lock);
     return result;
 }

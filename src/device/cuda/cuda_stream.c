@@ -74,8 +74,8 @@ static onehop_result identify(oh_cuda_device *device, onehop_stream_t stream, ui
     return error;
 }
 
-/* The driver tells no id of a stream that is being captured; its handle serves, since it lives at least
- * as long as the capture. The top bit keeps it apart from ids. */
+/* The driver tells no id of a stream that is being captured; its handle serves, since it lives at
+ * least as long as the capture. The top bit keeps it apart from ids. */
 static onehop_result identify_captured(oh_cuda_device *device, onehop_stream_t stream,
                                        uint64_t *id_out) {
     *id_out = (uint64_t)(uintptr_t)stream | 1ull << 63;
