@@ -12,7 +12,7 @@
  * Rules that hold for every call below unless its comment says otherwise:
  *   - Functions that can fail return onehop_result: 0 is success, negative is an error. The calling
  *     thread's sentence about the last error is onehop_last_error(). Outputs (`*_out`) come last
- *     are written only on success.
+ *     and are written only on success.
  *   - Config structs begin with struct_size; set it to sizeof the struct (ONEHOP_CONFIG_INIT does)
  *     and leave every other byte zero: zero means "default" for each field that says so.
  *   - destroy, close and free take NULL, return void, are local and never wait for a peer.

@@ -35,7 +35,7 @@ uint64_t oh_clock_ns(void);
 void oh_sleep_us(unsigned us);
 
 /* Every environment variable that onehop reads: X(id, name, type, default, meaning). `onehop info`
- * and docs/environment.md are made from this table; nothing else calls getenv. Types: ms, bytes,
+ * is made from this table; nothing else calls getenv. Types: ms, bytes,
  * bool, string, level. */
 #define OH_ENV_TABLE(X)                                                                            \
     X(NAME, "ONEHOP_NAME", "string", "", "name of the group, if the program gives none")           \
