@@ -502,6 +502,13 @@ PLANTED_SOURCE = (
 )
 
 
+BUILD_LOG = "".join(f"""ptxas info    : Compiling entry function 'onehop_x' for 'sm_{arch}'
+ptxas info    : Function properties for onehop_x
+    {stack} bytes stack frame, {spill} bytes spill stores, {spill} bytes spill loads
+ptxas info    : Used {registers} registers, used 1 barriers
+""" for arch, registers, stack, spill in (("90", 21, 0, 0), ("80", 32, 8, 4)))
+
+
 class Listing(Report):
     """A report that only remembers what failed."""
 
@@ -527,7 +534,22 @@ def planted_tree(old, new):
     return root
 
 
+def check_built(report):
+    """What a build says is told apart by architecture."""
+    with tempfile.TemporaryDirectory(prefix="onehop-built-") as tree:
+        os.makedirs(f"{tree}/kernels")
+        for name, text in ("kernels.fatbin.log", BUILD_LOG), *((f"kernels/kernels.compute_{a}.ptx", a) for a in PTX):
+            with open(f"{tree}/{name}", "w", encoding="utf-8") as file:
+                file.write(text)
+        results = built(tree, ("80", "90"))
+    found = {target: text if target in ("compute_80", "compute_90") else resources(text)
+             for target, (_, text) in results.items()}
+    wanted = {"sm_80": {"onehop_x": (32, 8, 8)}, "sm_90": {"onehop_x": (21, 0, 0)}, "compute_80": "80", "compute_90": "90"}
+    report.check("kernels of a build tree", [] if found == wanted else [f"expected {wanted}, found {found}"])
+
+
 def self_test(report, nvcc, cc, nvrtc):
+    check_built(report)
     for what, target, body, word in PLANTED_PTX:
         text = f".version 9.0\n.visible .entry onehop_x(\n.param .u64 p\n)\n.maxntid 512\n{{\n{body}\n}}\n"
         caught = [rule for rule, problems in ptx_rules(text, target) if problems]
