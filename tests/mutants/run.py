@@ -123,7 +123,7 @@ def main():
                     sys.exit(f"{program} fails on the unaltered sources: {how}")
                 print(f"passes {time.monotonic() - started:5.1f} s  {program} on the unaltered sources", flush=True)
         rows = [row for row in MUTANTS if given.only in row[0]]
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
             jobs = [pool.submit(try_mutant, number, row, given.cc, work, objects, given.repeat)
                     for number, row in enumerate(rows)]
             killed = sum(job.result() for job in jobs)
