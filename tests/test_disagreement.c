@@ -1,6 +1,6 @@
 /* One rank does something else than its peers: other calls, other settings, the number of another,
  * or nothing at all. All ranks get the same error, in time, naming the same rank. */
-/* labels: quick */
+/* labels: quick waits */
 #include "fault_kit.h"
 
 #define W 3

@@ -1,7 +1,7 @@
 /* Ranks that come late, leave early, or are told to stop: late by seconds between set-up and first
  * call; destroyed right after the last call while peers are still in it, or while peers still call;
  * abort and deadline beside a waiting call; SIGTERM. */
-/* labels: quick */
+/* labels: quick waits */
 #include "fault_kit.h"
 
 #include <sched.h>

@@ -1,7 +1,7 @@
 /* A rank is killed, stopped or exits in the middle of calls: the others all get the same error
  * naming it, in time; a stopped rank that goes on names itself; a new group of the same name works
  * at once. */
-/* labels: quick */
+/* labels: quick waits */
 #include "fault_kit.h"
 
 #define MOST 4

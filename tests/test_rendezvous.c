@@ -1,7 +1,7 @@
 /* Property: ranks that give one name, or share a process, become a group whose exchanges deliver
  * every rank's bytes and descriptors to all; names are free again at once; nothing is left behind.
  */
-/* labels: quick */
+/* labels: quick waits */
 #include "harness.h"
 
 #include "rendezvous/opening.h"

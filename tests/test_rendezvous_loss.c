@@ -1,7 +1,7 @@
 /* Property: a peer that dies or leaves is seen within 100 ms and the same one is named by all, also
  * if a forked child keeps its sockets open and if the kernel refuses pidfds; what it sent before
  * still arrives; exchanges that cannot succeed end in an error, in time, and break the group. */
-/* labels: quick */
+/* labels: quick waits */
 #include "harness.h"
 
 #include "rendezvous/rendezvous.h"

@@ -3,6 +3,7 @@
 what the compilers made of it.
 
     check_kernels.py [--root DIR] [--nvcc NVCC] [--cc CC]   compile and check; exit 77 without nvcc
+                     [--built DIR]                          of nvcc's work, take what lies in this build tree
     check_kernels.py --self-test [--nvcc NVCC]              plant mistakes, want each of them caught
     check_kernels.py --find-nvrtc                           print NVRTC's library, exit 1 without
 
@@ -320,15 +321,53 @@ class Nvrtc:
         return ptx, log
 
 
-def nvrtc_all(library, source, headers, targets):
-    """target -> (PTX or None, log)."""
+def nvrtc_one(library, source, headers, target):
+    """(version, PTX or None, log)"""
     nvrtc, here = Nvrtc(library), os.getcwd()
     with tempfile.TemporaryDirectory(prefix="onehop-nvrtc-") as empty:
         os.chdir(empty)  # nothing to be found beside the headers handed in
         try:
-            return nvrtc.version(), {target: nvrtc.compile(source, headers, target) for target in targets}
+            return nvrtc.version(), *nvrtc.compile(source, headers, target)
         finally:
             os.chdir(here)
+
+
+def nvrtc_all(library, source, headers, targets):
+    """target -> (version, PTX or None, log); a process each, since they change directory."""
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
+        jobs = {target: pool.submit(nvrtc_one, library, source, headers, target) for target in targets}
+        return {target: job.result() for target, job in jobs.items()}
+
+
+def compiled(nvcc, root, sass):
+    """'sm_X' -> (exit status, what nvcc and ptxas said), 'compute_X' -> (exit status, PTX or what nvcc said)"""
+    with tempfile.TemporaryDirectory(prefix="onehop-kernels-") as scratch:
+        jobs = {f"sm_{a}": nvcc_command(nvcc, root, "-cubin", f"-arch=sm_{a}", "-Xptxas", "-v", "-o", f"{scratch}/{a}.cubin")
+                for a in sass}
+        jobs.update({f"compute_{a}": nvcc_command(nvcc, root, "-ptx", f"-arch=compute_{a}", "-o", f"{scratch}/{a}.ptx")
+                     for a in PTX})
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            results = dict(zip(jobs, pool.map(run, jobs.values())))
+        for arch in PTX:
+            if not results[f"compute_{arch}"][0]:
+                with open(f"{scratch}/{arch}.ptx", encoding="utf-8") as file:
+                    results[f"compute_{arch}"] = 0, file.read()
+        return results
+
+
+def built(tree, sass):
+    """The same from a build tree, whose kernels.fatbin.log has the messages for all architectures in turn."""
+    with open(f"{tree}/kernels.fatbin.log", encoding="utf-8") as file:
+        said, arch = {f"sm_{a}": "" for a in sass}, f"sm_{sass[0]}"
+        for line in file:
+            entry = re.search(r"Compiling entry function '.*' for '(\w+)'", line)
+            arch = entry.group(1) if entry else arch
+            said[arch] = said.get(arch, "") + line
+    results = {target: (0, text) for target, text in said.items()}
+    for arch in PTX:
+        with open(f"{tree}/kernels/kernels.compute_{arch}.ptx", encoding="utf-8") as file:
+            results[f"compute_{arch}"] = 0, file.read()
+    return results
 
 
 # ---- the check ------------------------------------------------------------------------------------
@@ -341,8 +380,8 @@ def print_table(used):
     print()
 
 
-def check_tree(report, root, nvcc, cc, nvrtc, sass=SASS, nvrtc_targets=NVRTC_TARGETS):
-    """Returns architecture -> name -> (registers, stack, spill bytes)."""
+def check_tree(report, root, results, cc, nvrtc, sass=SASS, nvrtc_targets=NVRTC_TARGETS):
+    """`results` are those of compiled() or built(). Returns architecture -> name -> (registers, stack, spill bytes)."""
     wanted, message = listed_instances(cc, root)
     if wanted is None:
         report.check("instance list", message.splitlines())
@@ -354,30 +393,22 @@ def check_tree(report, root, nvcc, cc, nvrtc, sass=SASS, nvrtc_targets=NVRTC_TAR
             problems, count = primitive_problems(file.read())
         report.check("primitives do what their names say", problems, f"{count} instructions")
 
-    with tempfile.TemporaryDirectory(prefix="onehop-kernels-") as scratch:
-        jobs = {f"sm_{a}": nvcc_command(nvcc, root, "-cubin", f"-arch=sm_{a}", "-Xptxas", "-v", "-o", f"{scratch}/{a}.cubin")
-                for a in sass}
-        jobs.update({f"compute_{a}": nvcc_command(nvcc, root, "-ptx", f"-arch=compute_{a}", "-o", f"{scratch}/{a}.ptx")
-                     for a in PTX})
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            results = dict(zip(jobs, pool.map(run, jobs.values())))
-        used = {}
-        for arch in sass:
-            code, log = results[f"sm_{arch}"]
-            used[arch] = resources(log)
-            warnings = [line for line in log.splitlines() if "warning" in line]
-            report.check(f"nvcc sm_{arch}", log.splitlines() if code else warnings)
-            report.check(f"nvcc sm_{arch}: no stack frame, no spill",
-                         [f"{name}: {stack} bytes of stack, {spill} bytes of spills"
-                          for name, (_, stack, spill) in used[arch].items() if stack or spill])
-            kernels = {name for name in used[arch] if name.startswith("onehop_")}
-            report.check(f"nvcc sm_{arch}: every instance", difference(wanted, kernels), f"{len(kernels)}")
-        for arch in PTX:
-            code, log = results[f"compute_{arch}"]
-            report.check(f"nvcc compute_{arch}", log.splitlines() if code else [])
-            if not code:
-                with open(f"{scratch}/{arch}.ptx", encoding="utf-8") as file:
-                    check_ptx(report, f"nvcc compute_{arch}", file.read(), arch, wanted)
+    used = {}
+    for arch in sass:
+        code, log = results[f"sm_{arch}"]
+        used[arch] = resources(log)
+        warnings = [line for line in log.splitlines() if "warning" in line]
+        report.check(f"nvcc sm_{arch}", log.splitlines() if code else warnings)
+        report.check(f"nvcc sm_{arch}: no stack frame, no spill",
+                     [f"{name}: {stack} bytes of stack, {spill} bytes of spills"
+                      for name, (_, stack, spill) in used[arch].items() if stack or spill])
+        kernels = {name for name in used[arch] if name.startswith("onehop_")}
+        report.check(f"nvcc sm_{arch}: every instance", difference(wanted, kernels), f"{len(kernels)}")
+    for arch in PTX:
+        code, text = results[f"compute_{arch}"]
+        report.check(f"nvcc compute_{arch}", text.splitlines() if code else [])
+        if not code:
+            check_ptx(report, f"nvcc compute_{arch}", text, arch, wanted)
     check_nvrtc(report, root, nvrtc, nvrtc_targets, wanted)
     return used
 
@@ -396,8 +427,7 @@ def check_nvrtc(report, root, library, targets, wanted):
         return
     with open(f"{root}/src/kernels/kernels.c", encoding="utf-8") as file:
         source = file.read()
-    version, made = nvrtc_all(library, source, own_headers(root), targets)
-    for target, (ptx, log) in made.items():
+    for target, (version, ptx, log) in nvrtc_all(library, source, own_headers(root), targets).items():
         report.check(f"NVRTC compute_{target}", [] if ptx is not None else log.splitlines(), version)
         if ptx is not None:
             check_ptx(report, f"NVRTC compute_{target}", ptx, target, wanted)
@@ -472,6 +502,13 @@ PLANTED_SOURCE = (
 )
 
 
+BUILD_LOG = "".join(f"""ptxas info    : Compiling entry function 'onehop_x' for 'sm_{arch}'
+ptxas info    : Function properties for onehop_x
+    {stack} bytes stack frame, {spill} bytes spill stores, {spill} bytes spill loads
+ptxas info    : Used {registers} registers, used 1 barriers
+""" for arch, registers, stack, spill in (("90", 21, 0, 0), ("80", 32, 8, 4)))
+
+
 class Listing(Report):
     """A report that only remembers what failed."""
 
@@ -497,7 +534,22 @@ def planted_tree(old, new):
     return root
 
 
+def check_built(report):
+    """What a build says is told apart by architecture."""
+    with tempfile.TemporaryDirectory(prefix="onehop-built-") as tree:
+        os.makedirs(f"{tree}/kernels")
+        for name, text in ("kernels.fatbin.log", BUILD_LOG), *((f"kernels/kernels.compute_{a}.ptx", a) for a in PTX):
+            with open(f"{tree}/{name}", "w", encoding="utf-8") as file:
+                file.write(text)
+        results = built(tree, ("80", "90"))
+    found = {target: text if target in ("compute_80", "compute_90") else resources(text)
+             for target, (_, text) in results.items()}
+    wanted = {"sm_80": {"onehop_x": (32, 8, 8)}, "sm_90": {"onehop_x": (21, 0, 0)}, "compute_80": "80", "compute_90": "90"}
+    report.check("kernels of a build tree", [] if found == wanted else [f"expected {wanted}, found {found}"])
+
+
 def self_test(report, nvcc, cc, nvrtc):
+    check_built(report)
     for what, target, body, word in PLANTED_PTX:
         text = f".version 9.0\n.visible .entry onehop_x(\n.param .u64 p\n)\n.maxntid 512\n{{\n{body}\n}}\n"
         caught = [rule for rule, problems in ptx_rules(text, target) if problems]
@@ -509,7 +561,7 @@ def self_test(report, nvcc, cc, nvrtc):
             continue
         root = planted_tree(old, new)
         listing = Listing()
-        check_tree(listing, root, nvcc, cc, nvrtc, sass=("90",), nvrtc_targets=("90",))
+        check_tree(listing, root, compiled(nvcc, root, ("90",)), cc, nvrtc, sass=("90",), nvrtc_targets=("90",))
         shutil.rmtree(root)
         good = any(word in failure for failure in listing.failures) if word else not listing.failures
         report.check(what, [] if good else [f"expected '{word}', caught {listing.failures}"])
@@ -519,6 +571,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default=HERE)
     parser.add_argument("--nvcc")
+    parser.add_argument("--built")
     parser.add_argument("--cc", default=os.environ.get("CC", "cc"))
     parser.add_argument("--self-test", action="store_true")
     parser.add_argument("--find-nvrtc", action="store_true")
@@ -541,7 +594,8 @@ def main():
         report.skip("all checks of the GPU kernels", reason)
         report.close()
         return SKIPPED
-    print_table(check_tree(report, args.root, nvcc, args.cc, nvrtc))
+    results = built(args.built, SASS) if args.built else compiled(nvcc, args.root, SASS)
+    print_table(check_tree(report, args.root, results, args.cc, nvrtc))
     return report.close()
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # tools/test.sh [PRESET [CTEST-ARGUMENT...]]: builds a preset and runs its tests; asan and tsan run those
-# labelled quick. Tests run one at a time unless CTEST_PARALLEL_LEVEL says otherwise: many have deadlines.
+# labelled quick. Many have deadlines: only tests that mostly wait run beside each other, two at a time, unless
+# CTEST_PARALLEL_LEVEL says otherwise.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,4 +15,5 @@ tools/build.sh "$preset"
 run=()
 # Some ThreadSanitizer runtimes cannot live with the kernel's address space randomisation.
 if [ "$preset" = tsan ] && setarch "$(uname -m)" -R true 2>/dev/null; then run=(setarch "$(uname -m)" -R); fi
+export CTEST_PARALLEL_LEVEL=${CTEST_PARALLEL_LEVEL:-2}
 exec "${run[@]}" ctest --preset "$preset" "$@"
