@@ -22,6 +22,9 @@
 
 #include "kernels/guard.h"
 
+#define OH_WARP        32u
+#define OH_GUARD_LOADS 4
+
 typedef struct oh_call_state {
     oh_u32 epoch;
     oh_u32 phase;
@@ -94,9 +97,13 @@ OH_SLOW_FN void oh_signature_mismatch(const oh_args *a, oh_u32 epoch) {
     oh_fail(a, OH_FAIL_MISMATCH, culprit, OH_SITE_SIGNATURE, epoch, hash0, seen);
 }
 
-OH_FN void oh_signature_send(const oh_args *a, oh_call_state c, oh_u32 peer) {
-    oh_st_relaxed_sys_u64(oh_signature_address(a, a->rank, peer, c.phase),
-                          (oh_u64)a->hash << 32 | c.epoch);
+/* Waits for a signature however long. 0: it differs, or the communicator died meanwhile. */
+OH_SLOW_FN oh_u32 oh_signature_agrees(const oh_args *a, oh_u32 from, oh_u32 epoch,
+                                      oh_i32 looks_at_host) {
+    const oh_u64 v = oh_signature_await(a, from, epoch, looks_at_host);
+    const oh_u32 differs = v && (oh_u32)(v >> 32) != a->hash;
+    if (differs) oh_signature_mismatch(a, epoch);
+    return v && !differs;
 }
 
 /* Does an epoch word belong to neither the last call nor this one? */
@@ -104,48 +111,81 @@ OH_FN oh_u32 oh_is_stale(oh_u32 epoch, oh_call_state c) {
     return epoch != c.epoch && OH_EPOCH_NEXT(epoch) != c.epoch;
 }
 
-/* The signature block: thread t serves peers t, t + threads, ... Returns nonzero if the
- * communicator died. What the guard against overlap reads is asked for first and looked at last, so
- * that nothing waits for it. */
-OH_FN oh_u32 oh_signature_exchange(const oh_args *a, oh_grid g, oh_call_state c) {
-    oh_u32 r, b, k, epochs[4], stale = 0, running = 0, dead = c.dead;
-    OH_NO_UNROLL
-    for (r = g.thread; r < a->world && !dead; r += g.threads)
-        if (r != a->rank) oh_signature_send(a, c, r);
-    if (g.thread == 0)
+/* Thread t of `threads` that look at all epoch words, two to a load, the loads in flight together:
+ * one after the other they would outlast the exchange of a small call. Nonzero: overlap was found. */
+OH_FN oh_u32 oh_overlaps(const oh_args *a, oh_u32 t, oh_u32 threads, oh_call_state c) {
+    oh_u32 k, b, stale = 0, running = 0;
+    oh_unit two[OH_GUARD_LOADS];
+    if (t == 0)
         running = oh_exchange_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, running), c.epoch);
     OH_UNROLL
-    for (k = 0; k < 4; k++) {
-        b = g.thread + k * g.threads;
-        epochs[k] = c.epoch;
-        if (b < a->planes.max_blocks)
-            epochs[k] = (oh_u32)oh_ld_relaxed_gpu_u64(oh_epoch_word(a, b));
-    }
-    OH_NO_UNROLL
-    for (r = g.thread; r < a->world && !dead; r += g.threads) {
-        oh_u64 v;
-        if (r == a->rank) continue;
-        v = oh_signature_await(a, r, c.epoch, g.thread == 0);
-        if (v && (oh_u32)(v >> 32) != a->hash) oh_signature_mismatch(a, c.epoch);
-        if (!v || (oh_u32)(v >> 32) != a->hash) dead = 1;
+    for (k = 0; k < OH_GUARD_LOADS; k++) {
+        b = 2 * (t + k * threads);
+        two[k].w[0] = two[k].w[2] = c.epoch;
+        if (b < a->planes.max_blocks) two[k] = oh_ld_relaxed_sys_unit(oh_epoch_word(a, b));
+        if (b + 1 >= a->planes.max_blocks) two[k].w[2] = c.epoch;
     }
     OH_UNROLL
-    for (k = 0; k < 4; k++) stale += oh_is_stale(epochs[k], c);
+    for (k = 0; k < OH_GUARD_LOADS; k++)
+        stale += oh_is_stale(two[k].w[0], c) + oh_is_stale(two[k].w[2], c);
     OH_NO_UNROLL
-    for (b = g.thread + 4 * g.threads; b < a->planes.max_blocks; b += g.threads)
+    for (b = 2 * OH_GUARD_LOADS * threads + t; b < a->planes.max_blocks; b += threads)
         stale += oh_is_stale((oh_u32)oh_ld_relaxed_gpu_u64(oh_epoch_word(a, b)), c);
-    if (!dead && (stale || running == c.epoch)) {
-        oh_fail(a, OH_FAIL_OVERLAP, -1, OH_SITE_ENTRY, c.epoch, running, stale);
-        dead = 1;
-    }
-    return dead;
+    stale += running == c.epoch;
+    if (stale) oh_fail(a, OH_FAIL_OVERLAP, -1, OH_SITE_ENTRY, c.epoch, running, stale);
+    return stale;
 }
 
-/* All that the last block of a grid does. */
-OH_FN void oh_signature_block(const oh_args *a, oh_grid g, oh_u64 epoch_word) {
+/* The k-th other rank, in rank order. */
+OH_FN oh_u32 oh_other_rank(const oh_args *a, oh_u32 k) {
+    return k + (k >= a->rank);
+}
+
+/* Where a thread of the signature block writes and reads in phase 0, for its k-th peer. */
+typedef struct oh_signature_words {
+    oh_u64 there, from;
+} oh_signature_words;
+
+OH_FN oh_signature_words oh_signature_words_of(const oh_args *a, oh_u32 k) {
+    oh_signature_words w = {0, 0};
+    if (k + 1 < a->world) {
+        w.there = oh_signature_address(a, a->rank, oh_other_rank(a, k), 0);
+        w.from = oh_signature_address(a, oh_other_rank(a, k), a->rank, 0);
+    }
+    return w;
+}
+
+/* All that the last block of a grid does. Thread t serves peers t, t + threads, ...; on a GPU one
+ * each, and the warps after the first are the guard. It must be no slower than the data: `words` of
+ * the first peer are found before the wait for the previous grid, and one comparison tells that the
+ * peer's word is there and agrees. All else is out of the way. */
+OH_FN void oh_signature_block(const oh_args *a, oh_grid g, oh_u64 epoch_word,
+                              oh_signature_words words) {
+    const oh_u32 guards = g.threads > OH_WARP ? OH_WARP : 0;
     oh_call_state c = oh_call_begin(epoch_word);
+    const oh_u64 phase = c.phase ? sizeof(oh_signature_line) * OH_MAX_RANKS : 0;
+    const oh_u64 word = (oh_u64)a->hash << 32 | c.epoch;
+    oh_signature_words w = words;
+    oh_u32 k, n;
+    OH_NO_UNROLL
+    for (k = g.thread; k + 1 < a->world && !c.dead; k += g.threads) {
+        if (k != g.thread) w = oh_signature_words_of(a, k);
+        oh_st_relaxed_sys_u64(w.there + phase, word);
+    }
     if (a->early_trigger) oh_pdl_trigger();
-    c.dead = oh_signature_exchange(a, g, c);
+    if (g.thread >= guards && !c.dead)
+        c.dead = oh_overlaps(a, g.thread - guards, g.threads - guards, c);
+    w = words;
+    OH_NO_UNROLL
+    for (k = g.thread; k + 1 < a->world && !c.dead; k += g.threads) {
+        if (k != g.thread) w = oh_signature_words_of(a, k);
+        n = 0;
+        OH_NO_UNROLL
+        while (oh_ld_relaxed_sys_u64(w.from + phase) != word && ++n < OH_POLLS) {
+        }
+        if (OH_UNLIKELY(n == OH_POLLS))
+            c.dead = !oh_signature_agrees(a, oh_other_rank(a, k), c.epoch, g.thread == 0);
+    }
     oh_call_end(a, g, c);
 }
 

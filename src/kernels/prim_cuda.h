@@ -163,14 +163,16 @@ OH_FN void oh_group_sync(void) {
 OH_FN oh_u32 oh_group_any(oh_u32 v) {
     return (oh_u32)__syncthreads_or((int)v);
 }
-/* Nothing that the previous kernel of the stream may still write is read before this. The two
- * addresses are ready when it returns: what can be computed before the wait should be. */
-OH_FN void oh_pdl_wait(oh_u64 *p, oh_u64 *q) {
+/* Asks the L2 for what will be read after pdl_wait. It reads nothing, so it may stand before; it
+ * also makes ptxas compute the address there and not after the wait, where every call would wait
+ * for it (0.05 to 0.1 us, docs/tuning-log.md). */
+OH_FN void oh_prefetch(oh_u64 p) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
+}
+/* Nothing that the previous kernel of the stream may still write is read before this. */
+OH_FN void oh_pdl_wait(void) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" : "+l"(*p), "+l"(*q)::"memory");
-#else
-    (void)p;
-    (void)q;
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 OH_FN void oh_pdl_trigger(void) {

@@ -151,9 +151,10 @@ OH_FN void oh_group_sync(void) {
 OH_FN oh_u32 oh_group_any(oh_u32 v) {
     return v;
 }
-OH_FN void oh_pdl_wait(oh_u64 *p, oh_u64 *q) {
+OH_FN void oh_prefetch(oh_u64 p) {
     (void)p;
-    (void)q;
+}
+OH_FN void oh_pdl_wait(void) {
 }
 OH_FN void oh_pdl_trigger(void) {
 }

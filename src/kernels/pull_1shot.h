@@ -43,13 +43,17 @@ OH_FN oh_u64 oh_pull_1shot_place(const oh_args *a, oh_u32 epoch, oh_u32 chunk) {
  * stage nothing: a peer may still read what an earlier call staged there. */
 OH_FN void oh_pull_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_u32 stride = (g.blocks - 1) * g.threads, first = g.block * g.threads + g.thread;
-    oh_u64 in = a->in + (oh_u64)first * OH_UNIT_BYTES, epoch_word = oh_epoch_word(a, g.block);
+    const oh_u64 in = a->in + (oh_u64)first * OH_UNIT_BYTES, epoch_word = oh_epoch_word(a, g.block);
     oh_unit own = oh_unit_armed();
     oh_u32 chunk, u = first;
+    oh_signature_words words = {0, 0};
     oh_call_state c;
-    oh_pdl_wait(&in, &epoch_word);
+    if (g.block == g.blocks - 1) words = oh_signature_words_of(a, g.thread);
+    if (first < a->whole) oh_prefetch(in);
+    oh_prefetch(epoch_word);
+    oh_pdl_wait();
     if (g.block == g.blocks - 1) {
-        oh_signature_block(a, g, epoch_word);
+        oh_signature_block(a, g, epoch_word, words);
         return;
     }
     if (first < a->whole) own = oh_ld_unit(in);

@@ -149,13 +149,17 @@ OH_FN void oh_2shot_reduce(const oh_args *a, const oh_portion *p, oh_u64 place, 
 
 /* The kernel. `world` 0: the generic instance. The last block carries the signature. */
 OH_FN void oh_pull_2shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
-    oh_u64 in = a->in, epoch_word = oh_epoch_word(a, g.block), place;
+    const oh_u64 epoch_word = oh_epoch_word(a, g.block);
+    oh_u64 place;
     oh_portion p;
     oh_u32 chunk;
+    oh_signature_words words = {0, 0};
     oh_call_state c;
-    oh_pdl_wait(&in, &epoch_word);
+    if (g.block == g.blocks - 1) words = oh_signature_words_of(a, g.thread);
+    oh_prefetch(epoch_word);
+    oh_pdl_wait();
     if (g.block == g.blocks - 1) {
-        oh_signature_block(a, g, epoch_word);
+        oh_signature_block(a, g, epoch_word, words);
         return;
     }
     c = oh_call_begin(epoch_word);

@@ -42,11 +42,6 @@ OH_FN void oh_push_unit(const oh_args *a, oh_u64 there, oh_unit v, oh_u32 dtype,
     for (k = 0; k + 1 < world; k++) oh_st_relaxed_sys_unit(a->peers[k].there + there, clean);
 }
 
-/* Sources other than this rank, in rank order: the j-th of them. */
-OH_FN oh_u32 oh_source(const oh_args *a, oh_u32 j) {
-    return j + (j >= a->rank);
-}
-
 /* Loads one unit of every source at once, so that W-1 loads are in flight together. The first that
  * has not arrived, or -1. */
 OH_FN oh_i32 oh_look(const oh_args *a, oh_u64 at, oh_unit *v, oh_u32 world) {
@@ -125,7 +120,7 @@ OH_FN oh_i32 oh_finish_unit(const oh_args *a, const oh_message *m, oh_u32 unit, 
     oh_u32 j;
     OH_NO_UNROLL
     for (j = 0; j + 1 < a->world; j++)
-        if (!oh_poll_unit(a, a->peers[j].from + at, oh_source(a, j), epoch, looks_at_host))
+        if (!oh_poll_unit(a, a->peers[j].from + at, oh_other_rank(a, j), epoch, looks_at_host))
             return 0;
     own = oh_load_unit(m, unit, dtype);
     if (world) {
@@ -181,12 +176,16 @@ OH_FN void oh_push_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
     const oh_u32 whole = OH_PUSH_WHOLE_CHUNK || !world ? 0 : a->whole;
     const oh_u32 stride = (g.blocks - 1) * g.threads;
     oh_u32 i = g.block * g.threads + g.thread, pushed = 0, n;
-    oh_u64 in = a->in + (oh_u64)i * OH_UNIT_BYTES, epoch_word = oh_epoch_word(a, g.block);
+    const oh_u64 in = a->in + (oh_u64)i * OH_UNIT_BYTES, epoch_word = oh_epoch_word(a, g.block);
+    oh_signature_words words = {0, 0};
     oh_unit own = oh_unit_armed(), next = own, v[OH_MAX_RANKS];
     oh_call_state c;
-    oh_pdl_wait(&in, &epoch_word);
+    if (g.block == g.blocks - 1) words = oh_signature_words_of(a, g.thread);
+    if (i < whole) oh_prefetch(in);
+    oh_prefetch(epoch_word);
+    oh_pdl_wait();
     if (g.block == g.blocks - 1) {
-        oh_signature_block(a, g, epoch_word);
+        oh_signature_block(a, g, epoch_word, words);
         return;
     }
     if (i < whole) own = oh_ld_unit(in);
