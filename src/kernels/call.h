@@ -98,8 +98,8 @@ OH_SLOW_FN void oh_signature_mismatch(const oh_args *a, oh_u32 epoch) {
 }
 
 /* Waits for a signature however long. 0: it differs, or the communicator died meanwhile. */
-OH_SLOW_FN oh_u32 oh_signature_agrees(const oh_args *a, oh_u32 from, oh_u32 epoch,
-                                      oh_i32 looks_at_host) {
+OH_SLOW_FN oh_u32 oh_signature_accepted(const oh_args *a, oh_u32 from, oh_u32 epoch,
+                                        oh_i32 looks_at_host) {
     const oh_u64 v = oh_signature_await(a, from, epoch, looks_at_host);
     const oh_u32 differs = v && (oh_u32)(v >> 32) != a->hash;
     if (differs) oh_signature_mismatch(a, epoch);
@@ -113,7 +113,7 @@ OH_FN oh_u32 oh_is_stale(oh_u32 epoch, oh_call_state c) {
 
 /* Thread t of `threads` that look at all epoch words, two to a load, the loads in flight together:
  * one after the other they would outlast the exchange of a small call. Nonzero: overlap was found. */
-OH_FN oh_u32 oh_overlaps(const oh_args *a, oh_u32 t, oh_u32 threads, oh_call_state c) {
+OH_SLOW_FN oh_u32 oh_overlaps(const oh_args *a, oh_u32 t, oh_u32 threads, oh_call_state c) {
     oh_u32 k, b, stale = 0, running = 0;
     oh_unit two[OH_GUARD_LOADS];
     if (t == 0)
@@ -184,7 +184,7 @@ OH_FN void oh_signature_block(const oh_args *a, oh_grid g, oh_u64 epoch_word,
         while (oh_ld_relaxed_sys_u64(w.from + phase) != word && ++n < OH_POLLS) {
         }
         if (OH_UNLIKELY(n == OH_POLLS))
-            c.dead = !oh_signature_agrees(a, oh_other_rank(a, k), c.epoch, g.thread == 0);
+            c.dead = !oh_signature_accepted(a, oh_other_rank(a, k), c.epoch, g.thread == 0);
     }
     oh_call_end(a, g, c);
 }
