@@ -116,6 +116,9 @@ class Flags(unittest.TestCase):
             (["-o", "max"], ["-o", "max", "sum"]),
             (["--device", "tpu"], ["--device", "tpu"]),
             (["--layout=ring"], ["--layout", "ring"]),
+            (["--compare", "gloo"], ["--compare", "gloo", "nccl-symm"]),
+            (["--compare", "nccl,gloo"], ["--compare", "gloo"]),
+            (["--compare", "nccl,"], ["--compare"]),
             (["--eager=1"], ["--eager"]),
             (["--bogus"], ["--bogus"]),
             (["-z"], ["-z"]),
@@ -311,9 +314,10 @@ class Perf(unittest.TestCase):
         self.assertEqual(outputs[1][0], "")
 
     def test_unsupported(self):
-        done = run("perf", "--device", "host", "--compare", "nccl")
-        self.assertEqual(done.returncode, 3, done.stderr)
-        self.assertIn("--compare", done.stderr)
+        for peers in ("nccl", "nccl-symm", "nccl,nccl-symm"):
+            done = run("perf", "--device", "host", "--compare", peers)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn("--compare", done.stderr)
         if has_gpu():
             self.skipTest("there is a GPU")
         done = run("perf", "--device", "cuda")

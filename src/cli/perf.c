@@ -23,7 +23,8 @@ static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFL
 static const char *const op_words[] = {"sum", NULL};
 static const char *const device_words[] = {"auto", "cuda", "host", NULL};
 static const char *const layout_words[] = {"process", "thread", "single", NULL};
-static const char *const compare_words[] = {"nccl", NULL};
+/* In the order of PEER_. */
+static const char *const compare_words[] = {"nccl", "nccl-symm", NULL};
 
 #define FIELD(name) offsetof(perf_flags, name)
 #define MAX_BYTES   ((int64_t)1 << 40)
@@ -60,10 +61,10 @@ static const option_row rows[] = {
      "rotate over buffers of five times the cache, instead of one hot buffer"},
     {0, "early-trigger", OPTION_SWITCH, FIELD(early_trigger), 0, 0, NULL, NULL,
      "promise that nothing else spins on these GPUs"},
-    {0, "compare", OPTION_WORD, FIELD(compare), 0, 0, compare_words, "LIBRARY",
-     "nccl: time it beside, in the same run (GPUs)"},
+    {0, "compare", OPTION_WORDS, FIELD(compare), 0, 0, compare_words, "LIST",
+     "nccl, nccl-symm: time them beside, in the same run (GPUs)"},
     {0, "nccl-lib", OPTION_TEXT, FIELD(nccl_path), 0, 0, NULL, "PATH",
-     "the library for --compare nccl (libnccl.so.2)"},
+     "the library for --compare (libnccl.so.2)"},
 };
 
 static int usage(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -207,15 +208,14 @@ static int plan_mode(perf_plan *plan, const perf_flags *flags) {
 }
 
 static int plan_compare(perf_plan *plan, const perf_flags *flags) {
-    plan->compare = flags->compare >= 0;
+    plan->peers = (uint32_t)given(flags->compare, 0);
     plan->nccl_path = flags->nccl_path;
-    if (!plan->compare) return CLI_OK;
+    if (!plan->peers) return CLI_OK;
     if (plan->device != ONEHOP_DEVICE_CUDA)
-        return cli_fail("perf", CLI_UNSUPPORTED,
-                        "--compare nccl: NCCL needs GPUs, the device is host");
+        return cli_fail("perf", CLI_UNSUPPORTED, "--compare: NCCL needs GPUs, the device is host");
     if (plan->layout == LAYOUT_SINGLE || plan->ranks_per_device > 1)
         return cli_fail("perf", CLI_UNSUPPORTED,
-                        "--compare nccl: needs a process or a thread per GPU, one rank each");
+                        "--compare: needs a process or a thread per GPU, one rank each");
     return CLI_OK;
 }
 
@@ -288,6 +288,8 @@ static int run_in_threads(perf_start *start) {
 
 static int run_plan(const perf_plan *plan) {
     perf_start start = {.plan = plan};
+    /* Like beside like: no side uses NVLink multicast. Ranks inherit it. */
+    if (plan->peers) setenv("NCCL_NVLS_ENABLE", "0", 1);
     if (plan->env_rank >= 0) return start_worker(&start, plan->env_rank);
     /* With the driver's default of 8 queues, ranks that share a GPU block each other. */
     if (plan->ranks_per_device > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);

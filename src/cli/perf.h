@@ -4,7 +4,7 @@
  *   perf_run.c    the timed part
  *   perf_check.c  inputs, scalar reference, comparison
  *   perf_floor.c  what the machine could do at best
- *   perf_nccl.c   the foreign library beside us
+ *   perf_nccl.c   the foreign libraries beside us
  *   perf_print.c, perf_json.c  the results */
 #ifndef OH_CLI_PERF_H
 #define OH_CLI_PERF_H
@@ -17,6 +17,13 @@ typedef enum perf_layout {
     LAYOUT_THREAD,
     LAYOUT_SINGLE
 } perf_layout;
+
+/* What is timed beside us. */
+enum {
+    PEER_NCCL,
+    PEER_NCCL_SYMM, /* the same library on buffers of a symmetric window */
+    PEERS
+};
 
 /* Decided before any rank starts; equal on all ranks. */
 typedef struct perf_plan {
@@ -36,7 +43,7 @@ typedef struct perf_plan {
     uint64_t samples;           /* replays or batches; 0: by time */
     uint64_t warmup;            /* calls before the timed part; replays are one at least */
     bool check, rotate, early_trigger;
-    bool compare; /* with NCCL */
+    uint32_t peers; /* a bit for each of PEER_ */
     const char *nccl_path, *json_path;
     char command_line[512];
 } perf_plan;
@@ -45,6 +52,7 @@ typedef struct perf_plan {
 typedef struct perf_side {
     double time_us, p50_us, p99_us, floor_percent; /* floor_percent < 0: not known */
     double algbw, busbw;                           /* GB/s, 1e9 */
+    double ratio;                                  /* a peer's time over ours */
     uint64_t calls;                                /* timed ones */
     int64_t wrong;                                 /* elements on all ranks, -1: not checked */
 } perf_side;
@@ -58,7 +66,7 @@ enum {
 typedef struct perf_result {
     uint64_t bytes, count;
     const char *algorithm[SIDES];
-    perf_side ours[SIDES], theirs[SIDES];
+    perf_side ours[SIDES], theirs[PEERS][SIDES];
     uint64_t outside; /* guard bytes that changed, on all ranks */
     double floor_us;  /* < 0: not known */
 } perf_result;
@@ -74,15 +82,21 @@ typedef struct perf_floor {
     double copy_us[PERF_MAX_SIZES]; /* by number of the size */
 } perf_floor;
 
+/* Input and output areas, cut into slices. Element i of the input area is a pure function of rank
+ * and i, so that everyone knows everyone's input. */
+typedef struct perf_areas {
+    void *in, *out;
+} perf_areas;
+
 typedef struct perf_rank {
     int rank;
     onehop_t *context;
     onehop_group *group; /* of thread ranks; NULL if the context has its own */
     backend_rank processor;
-    void *foreign; /* communicator of the library compared with */
-    /* Input and output areas, cut into slices. Element i of the input area is a pure function of
-     * rank and i, so that everyone knows everyone's input. */
-    void *in, *out;
+    void *foreign;          /* communicator of the library compared with */
+    void *window_handle[2]; /* of the foreign library, for window.in and .out */
+    perf_areas own, window;
+    const perf_areas *areas;     /* those of the target under way */
     uint64_t *begin_ns, *end_ns; /* clock stamps by sample, where the back end has no events */
     double *sample_us;           /* by sample, per call */
 } perf_rank;
@@ -107,12 +121,19 @@ typedef struct perf_worker {
 
 /* Whose all-reduce is timed. */
 typedef struct perf_target {
+    const char *name;
     bool registers; /* captures go between onehop_capture_begin and _end */
+    bool window;    /* works on the areas of the foreign library's window */
     onehop_result (*call)(perf_worker *, perf_rank *, const void *in, void *out, size_t count);
     onehop_result (*wait)(perf_worker *, perf_rank *);
 } perf_target;
 
-extern const perf_target perf_target_onehop, perf_target_nccl;
+extern const perf_target perf_target_onehop;
+extern const perf_target perf_target_peer[PEERS];
+
+static inline bool perf_has_peer(const perf_plan *plan, int peer) {
+    return plan->peers >> peer & 1;
+}
 
 /* The largest number of timed samples. */
 enum {
@@ -145,6 +166,7 @@ onehop_result perf_measure(perf_worker *worker, const perf_target *target, size_
                            bool in_place, perf_side *side, uint64_t *outside);
 
 /* perf_check.c */
+/* Of the areas in use. */
 onehop_result perf_fill_inputs(perf_worker *worker);
 /* Pattern over outputs and guards of a size. */
 onehop_result perf_poison(perf_worker *worker, perf_slices slices);
@@ -160,7 +182,11 @@ void perf_encode(onehop_dtype dtype, float value, void *element);
 /* perf_floor.c */
 void perf_measure_floor(const uint64_t *bytes, size_t count, perf_floor *out);
 
-/* perf_nccl.c: opens the library and a communicator for each rank. Collective. */
+/* The areas that a target works on become those in use. */
+void perf_use_areas(perf_worker *worker, const perf_target *target);
+
+/* perf_nccl.c: opens the library and for each rank a communicator and, for PEER_NCCL_SYMM, windows.
+ * Collective. */
 onehop_result perf_nccl_open(perf_worker *worker);
 void perf_nccl_close(perf_worker *worker);
 const char *perf_nccl_version(void);
@@ -171,6 +197,8 @@ void perf_print_result(const perf_worker *worker, const perf_result *result);
 /* Returns the number of wrong elements and changed guard bytes. */
 uint64_t perf_print_footer(const perf_worker *worker);
 double perf_average_busbw(const perf_worker *worker);
+/* A peer's time over ours, over all sizes and both sides. */
+double perf_geomean(const perf_worker *worker, int peer);
 onehop_result perf_write_json(perf_worker *worker);
 
 #endif

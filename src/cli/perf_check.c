@@ -123,8 +123,8 @@ onehop_result perf_fill_inputs(perf_worker *worker) {
             for (size_t j = 0; j < bytes; j += element)
                 store_bits(worker->plan->dtype, worker->staging + j,
                            input_bits(worker, rank->rank, (at + j) / element));
-            onehop_result result = worker->backend->write(&rank->processor, (char *)rank->in + at,
-                                                          worker->staging, bytes);
+            onehop_result result = worker->backend->write(
+                &rank->processor, (char *)rank->areas->in + at, worker->staging, bytes);
             if (result != ONEHOP_OK) return result;
         }
     }
@@ -135,7 +135,8 @@ onehop_result perf_poison(perf_worker *worker, perf_slices slices) {
     size_t bytes = PERF_GUARD + slices.stride * slices.count;
     for (int i = 0; i < worker->ranks; i++) {
         perf_rank *rank = &worker->rank[i];
-        onehop_result result = worker->backend->fill(&rank->processor, rank->out, POISON, bytes);
+        onehop_result result =
+            worker->backend->fill(&rank->processor, rank->areas->out, POISON, bytes);
         if (result != ONEHOP_OK) return result;
     }
     return ONEHOP_OK;
@@ -162,7 +163,7 @@ static void compare_block(const perf_worker *worker, const unsigned char *block,
 static onehop_result compare_slice(perf_worker *worker, perf_rank *rank, perf_slices slices,
                                    uint64_t call, findings *found) {
     char *out = perf_slice_out(rank, slices, call);
-    size_t offset = (size_t)((char *)perf_slice_in(rank, slices, call) - (char *)rank->in);
+    size_t offset = (size_t)((char *)perf_slice_in(rank, slices, call) - (char *)rank->areas->in);
     uint64_t first = offset / onehop_dtype_bytes(worker->plan->dtype);
     for (size_t at = 0; at < slices.bytes; at += worker->staging_bytes) {
         size_t bytes = slices.bytes - at;

@@ -40,6 +40,7 @@ static void write_side(FILE *file, const char *name, const perf_side *side, cons
     number(file, "busbw", side->busbw, ", ");
     number(file, "wrong", (double)side->wrong, ", ");
     number(file, "percent_of_floor", side->floor_percent, ", ");
+    if (side->ratio > 0) number(file, "ratio", side->ratio, ", ");
     fprintf(file, "\"calls\": %llu, \"algorithm\": \"%s\"}%s", (unsigned long long)side->calls,
             algorithm, end);
 }
@@ -55,10 +56,16 @@ static void write_result(FILE *file, const perf_worker *worker, size_t index) {
     fprintf(file, " \"out_of_bounds\": %llu, ", (unsigned long long)result->outside);
     number(file, "floor_us", result->floor_us, ",");
     write_side(file, "out_of_place", &result->ours[0], result->algorithm[0], ",");
-    write_side(file, "in_place", &result->ours[1], result->algorithm[1], plan->compare ? "," : "");
-    if (plan->compare) {
-        write_side(file, "nccl_out_of_place", &result->theirs[0], "nccl", ",");
-        write_side(file, "nccl_in_place", &result->theirs[1], "nccl", "");
+    write_side(file, "in_place", &result->ours[1], result->algorithm[1], "");
+    for (int peer = 0; peer < PEERS; peer++) {
+        if (!perf_has_peer(plan, peer)) continue;
+        const char *name = perf_target_peer[peer].name;
+        char key[64];
+        snprintf(key, sizeof key, "%s_out_of_place", name);
+        fprintf(file, ",");
+        write_side(file, key, &result->theirs[peer][0], name, ",");
+        snprintf(key, sizeof key, "%s_in_place", name);
+        write_side(file, key, &result->theirs[peer][1], name, "");
     }
     fprintf(file, "}%s\n", index + 1 < worker->results ? "," : "");
 }
@@ -93,7 +100,7 @@ static void write_config(FILE *file, const perf_worker *worker) {
     text(file, "layout", layouts[plan->layout]);
     text(file, "mode", plan->graph ? "graph" : "eager");
     text(file, "input", worker->exact_data ? "integers" : "real");
-    if (plan->compare) text(file, "nccl", perf_nccl_version());
+    if (plan->peers) text(file, "nccl", perf_nccl_version());
     fprintf(file,
             "  \"ranks\": %d,\n  \"ranks_per_device\": %d,\n  \"rotate\": %s,\n"
             "  \"early_trigger\": %s,\n",
@@ -113,13 +120,28 @@ static void write_devices(FILE *file, const perf_worker *worker) {
     fprintf(file, "  ],\n");
 }
 
+static void write_geomeans(FILE *file, const perf_worker *worker) {
+    const char *before = "";
+    if (!worker->plan->peers) return;
+    fprintf(file, "  \"geomean_ratio\": {");
+    for (int peer = 0; peer < PEERS; peer++) {
+        if (!perf_has_peer(worker->plan, peer)) continue;
+        fprintf(file, "%s", before);
+        number(file, perf_target_peer[peer].name, perf_geomean(worker, peer), "");
+        before = ", ";
+    }
+    fprintf(file, "},\n");
+}
+
 static void write_all(FILE *file, perf_worker *worker) {
     fprintf(file, "{\n  \"schema\": \"onehop-perf/1\",\n");
     write_machine(file, worker);
     write_config(file, worker);
     write_devices(file, worker);
     fprintf(file, "  ");
-    number(file, "average_busbw", perf_average_busbw(worker), ",\n  \"results\": [\n");
+    number(file, "average_busbw", perf_average_busbw(worker), ",\n");
+    write_geomeans(file, worker);
+    fprintf(file, "  \"results\": [\n");
     for (size_t i = 0; i < worker->results; i++) write_result(file, worker, i);
     fprintf(file, "  ]\n}\n");
 }

@@ -327,6 +327,7 @@ onehop_result perf_measure(perf_worker *worker, const perf_target *target, size_
     perf_run run = {.worker = worker, .target = target, .in_place = in_place};
     run.slices = perf_slices_for(worker, bytes);
     run.count = bytes / onehop_dtype_bytes(worker->plan->dtype);
+    perf_use_areas(worker, target);
     onehop_result result = renew_outputs(&run);
     if (result == ONEHOP_OK) result = warm_up(&run);
     if (result == ONEHOP_OK && worker->plan->graph) result = prepare_graph(&run);

@@ -55,11 +55,18 @@ perf_slices perf_slices_for(const perf_worker *worker, size_t bytes) {
 }
 
 void *perf_slice_in(const perf_rank *rank, perf_slices slices, uint64_t call) {
-    return (char *)rank->in + call % slices.count * slices.stride;
+    return (char *)rank->areas->in + call % slices.count * slices.stride;
 }
 
 void *perf_slice_out(const perf_rank *rank, perf_slices slices, uint64_t call) {
-    return (char *)rank->out + PERF_GUARD + call % slices.count * slices.stride;
+    return (char *)rank->areas->out + PERF_GUARD + call % slices.count * slices.stride;
+}
+
+void perf_use_areas(perf_worker *worker, const perf_target *target) {
+    for (int i = 0; i < worker->ranks; i++) {
+        perf_rank *rank = &worker->rank[i];
+        rank->areas = target->window ? &rank->window : &rank->own;
+    }
 }
 
 /* ---- our all-reduce as a target ---- */
@@ -82,6 +89,7 @@ static onehop_result onehop_wait(perf_worker *worker, perf_rank *rank) {
 }
 
 const perf_target perf_target_onehop = {
+    .name = "onehop",
     .registers = true,
     .call = onehop_call_target,
     .wait = onehop_wait,
@@ -152,9 +160,9 @@ static onehop_result allocate_rank(perf_worker *worker, perf_rank *rank) {
     rank->sample_us = calloc(PERF_MAX_SAMPLES, sizeof *rank->sample_us);
     if (!rank->begin_ns || !rank->end_ns || !rank->sample_us)
         return oh_error(ONEHOP_ERR_MEMORY, "out of memory");
-    onehop_result result = worker->backend->alloc(processor, bytes, &rank->in);
+    onehop_result result = worker->backend->alloc(processor, bytes, &rank->own.in);
     if (result == ONEHOP_OK)
-        result = worker->backend->alloc(processor, bytes + PERF_GUARD, &rank->out);
+        result = worker->backend->alloc(processor, bytes + PERF_GUARD, &rank->own.out);
     return result;
 }
 
@@ -200,8 +208,9 @@ static onehop_result set_up(perf_worker *worker, int first) {
     if (!worker->staging) return oh_error(ONEHOP_ERR_MEMORY, "out of memory");
     for (int i = 0; i < worker->ranks && result == ONEHOP_OK; i++)
         result = allocate_rank(worker, &worker->rank[i]);
-    if (result == ONEHOP_OK && worker->plan->compare) result = perf_nccl_open(worker);
+    perf_use_areas(worker, &perf_target_onehop);
     if (result == ONEHOP_OK) result = perf_fill_inputs(worker);
+    if (result == ONEHOP_OK && worker->plan->peers) result = perf_nccl_open(worker);
     return result == ONEHOP_OK ? perf_barrier(worker) : result;
 }
 
@@ -210,9 +219,10 @@ static void tear_down(perf_worker *worker) {
     for (int i = 0; i < worker->ranks; i++) {
         perf_rank *rank = &worker->rank[i];
         onehop_destroy(rank->context);
-        if (rank->in) worker->backend->free(&rank->processor, rank->in, worker->area_bytes);
-        if (rank->out)
-            worker->backend->free(&rank->processor, rank->out, worker->area_bytes + PERF_GUARD);
+        perf_areas *own = &rank->own;
+        if (own->in) worker->backend->free(&rank->processor, own->in, worker->area_bytes);
+        if (own->out)
+            worker->backend->free(&rank->processor, own->out, worker->area_bytes + PERF_GUARD);
         worker->backend->close(&rank->processor);
         free(rank->begin_ns);
         free(rank->end_ns);
@@ -244,6 +254,10 @@ static const char *algorithm_of(perf_worker *worker, size_t bytes, bool in_place
     return result == ONEHOP_OK ? onehop_algorithm_name(choice.algorithm) : "unknown";
 }
 
+static double percent_of_floor(const perf_result *result, const perf_side *side) {
+    return result->floor_us < 0 ? -1 : 100 * result->floor_us / side->p50_us;
+}
+
 static onehop_result one_size(perf_worker *worker, size_t index, size_t bytes) {
     const perf_floor *floor = &worker->floor;
     perf_result *to = &worker->result[index];
@@ -256,11 +270,17 @@ static onehop_result one_size(perf_worker *worker, size_t index, size_t bytes) {
         to->algorithm[side] = algorithm_of(worker, bytes, in_place);
         onehop_result result =
             perf_measure(worker, &perf_target_onehop, bytes, in_place, ours, &to->outside);
-        if (result == ONEHOP_OK && worker->plan->compare)
-            result = perf_measure(worker, &perf_target_nccl, bytes, in_place, &to->theirs[side],
-                                  &to->outside);
+        for (int peer = 0; peer < PEERS && result == ONEHOP_OK; peer++)
+            if (perf_has_peer(worker->plan, peer))
+                result = perf_measure(worker, &perf_target_peer[peer], bytes, in_place,
+                                      &to->theirs[peer][side], &to->outside);
         if (result != ONEHOP_OK) return result;
-        ours->floor_percent = to->floor_us < 0 ? -1 : 100 * to->floor_us / ours->p50_us;
+        ours->floor_percent = percent_of_floor(to, ours);
+        for (int peer = 0; peer < PEERS; peer++) {
+            perf_side *theirs = &to->theirs[peer][side];
+            theirs->floor_percent = percent_of_floor(to, theirs);
+            theirs->ratio = theirs->time_us / ours->time_us;
+        }
     }
     worker->results = index + 1;
     return ONEHOP_OK;
@@ -305,7 +325,7 @@ int perf_work(perf_worker *worker, int first, int ranks) {
     bool wrong = false;
     worker->ranks = ranks;
     worker->backend = worker->plan->device == ONEHOP_DEVICE_CUDA ? &backend_cuda : &backend_host;
-    worker->exact_data = worker->plan->compare;
+    worker->exact_data = worker->plan->peers != 0;
     onehop_result result = set_up(worker, first);
     if (result == ONEHOP_OK) result = all_sizes(worker);
     if (result == ONEHOP_OK) result = report(worker, &wrong);
