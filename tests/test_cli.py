@@ -116,6 +116,7 @@ class Flags(unittest.TestCase):
             (["-o", "max"], ["-o", "max", "sum"]),
             (["--device", "tpu"], ["--device", "tpu"]),
             (["--layout=ring"], ["--layout", "ring"]),
+            (["--source", "disk"], ["--source", "disk", "multicast"]),
             (["--compare", "gloo"], ["--compare", "gloo", "nccl-symm"]),
             (["--compare", "nccl,gloo"], ["--compare", "gloo"]),
             (["--compare", "nccl,"], ["--compare"]),
@@ -256,6 +257,8 @@ class Perf(unittest.TestCase):
     def test_options(self):
         self.good(*SMALL, "-n", "20", "--rotate")
         self.good(*SMALL, "-n", "20", "--algo", "1shot_push")
+        table = self.good(*SMALL, "-n", "20", "--algo", "1shot_pull", "--source", "workspace")
+        self.assertIn("# source: workspace", table)
         done = run("perf", *SMALL, "-n", "20", "-c", "0")
         self.assertEqual(done.returncode, 0)
         self.assertIn("N/A", done.stdout)
@@ -318,6 +321,11 @@ class Perf(unittest.TestCase):
             done = run("perf", "--device", "host", "--compare", peers)
             self.assertEqual(done.returncode, 3, done.stderr)
             self.assertIn("--compare", done.stderr)
+        # What the library refuses, in its words.
+        for algorithm, source in (("1shot_push", "workspace"), ("2shot_pull", "multicast")):
+            done = run("perf", *SMALL, "--algo", algorithm, "--source", source)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn(f"source {source}", done.stderr)
         if has_gpu():
             self.skipTest("there is a GPU")
         done = run("perf", "--device", "cuda")

@@ -12,7 +12,7 @@
 /* -1: not given. */
 typedef struct perf_flags {
     int64_t min_bytes, max_bytes, factor, calls, warmup, check, dtype, op, replays;
-    int64_t ranks, device, layout, ranks_per_device, eager, rotate, early_trigger, compare;
+    int64_t ranks, device, layout, ranks_per_device, eager, rotate, early_trigger, compare, source;
     const char *algorithm, *nccl_path, *json_path;
 } perf_flags;
 
@@ -23,6 +23,8 @@ static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFL
 static const char *const op_words[] = {"sum", NULL};
 static const char *const device_words[] = {"auto", "cuda", "host", NULL};
 static const char *const layout_words[] = {"process", "thread", "single", NULL};
+/* In the order of onehop_source. */
+static const char *const source_words[] = {"auto", "workspace", "graph", "multicast", NULL};
 /* In the order of PEER_. */
 static const char *const compare_words[] = {"nccl", "nccl-symm", NULL};
 
@@ -57,6 +59,8 @@ static const option_row rows[] = {
     {0, "ranks-per-device", OPTION_INTEGER, FIELD(ranks_per_device), 1, ONEHOP_MAX_RANKS, NULL, "K",
      "ranks that share a GPU (1)"},
     {0, "algo", OPTION_TEXT, FIELD(algorithm), 0, 0, NULL, "NAME", "force an algorithm (auto)"},
+    {0, "source", OPTION_WORD, FIELD(source), 0, 0, source_words, "NAME",
+     "where pull algorithms read: workspace, graph or multicast (auto)"},
     {0, "rotate", OPTION_SWITCH, FIELD(rotate), 0, 0, NULL, NULL,
      "rotate over buffers of five times the cache, instead of one hot buffer"},
     {0, "early-trigger", OPTION_SWITCH, FIELD(early_trigger), 0, 0, NULL, NULL,
@@ -182,6 +186,7 @@ static int plan_sizes(perf_plan *plan, const perf_flags *flags) {
 static int plan_algorithm(perf_plan *plan, const perf_flags *flags) {
     char list[256] = "auto";
     plan->algorithm = ONEHOP_ALGORITHM_AUTO;
+    plan->source = (onehop_source)given(flags->source, ONEHOP_SOURCE_NONE);
     if (!flags->algorithm || strcmp(flags->algorithm, "auto") == 0) return CLI_OK;
     for (int value = 1; value < 32; value++) {
         const char *name = onehop_algorithm_name((onehop_algorithm)value);

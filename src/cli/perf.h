@@ -38,6 +38,7 @@ typedef struct perf_plan {
     uint64_t min_bytes, max_bytes, factor;
     onehop_dtype dtype;
     onehop_algorithm algorithm; /* AUTO or forced */
+    onehop_source source;       /* NONE or forced */
     bool graph;                 /* replay graphs; else call eagerly */
     uint64_t calls;             /* per sample: in one graph, or one batch; 0: by size and time */
     uint64_t samples;           /* replays or batches; 0: by time */
@@ -113,6 +114,7 @@ typedef struct perf_worker {
     size_t area_bytes;
     size_t staging_bytes;
     unsigned char *staging;
+    bool capturing;
     bool exact_data; /* small integers: any order of summation gives the same bits */
     perf_floor floor;
     perf_result result[PERF_MAX_SIZES];

@@ -99,6 +99,7 @@ static void write_config(FILE *file, const perf_worker *worker) {
     text(file, "device", cuda ? "cuda" : "host");
     text(file, "layout", layouts[plan->layout]);
     text(file, "mode", plan->graph ? "graph" : "eager");
+    text(file, "source", plan->source ? onehop_source_name(plan->source) : "");
     text(file, "input", worker->exact_data ? "integers" : "real");
     if (plan->peers) text(file, "nccl", perf_nccl_version());
     fprintf(file,

@@ -22,6 +22,7 @@ static void print_method(const perf_worker *worker) {
     const perf_plan *plan = worker->plan;
     printf("# calls: %s; p50 and p99 over %s\n", plan->graph ? "replayed graphs" : "eager",
            plan->graph ? "replays" : "calls or batches of calls");
+    if (plan->source) printf("# source: %s\n", onehop_source_name(plan->source));
     if (plan->rotate)
         printf("# buffers: rotating over %.1f MiB of input and as much output per rank\n",
                (double)worker->area_bytes / (1 << 20));

@@ -84,7 +84,9 @@ static onehop_result capture_streams(perf_run *run, uint64_t calls) {
     onehop_result result = ONEHOP_OK;
     for (int i = 0; i < worker->ranks && result == ONEHOP_OK; i++)
         result = worker->backend->capture_begin(&worker->rank[i].processor);
+    worker->capturing = true;
     for (uint64_t call = 0; call < calls && result == ONEHOP_OK; call++) result = enqueue(run);
+    worker->capturing = false;
     for (int i = 0; i < worker->ranks && result == ONEHOP_OK; i++)
         result = worker->backend->capture_end(&worker->rank[i].processor, &run->graph[i]);
     return result;

@@ -75,10 +75,14 @@ static onehop_result onehop_call_target(perf_worker *worker, perf_rank *rank, co
                                         void *out, size_t count) {
     const perf_plan *plan = worker->plan;
     onehop_stream_t stream = rank->processor.stream;
-    if (plan->algorithm == ONEHOP_ALGORITHM_AUTO)
+    if (plan->algorithm == ONEHOP_ALGORITHM_AUTO && plan->source == ONEHOP_SOURCE_NONE)
         return onehop_all_reduce(rank->context, in, out, count, plan->dtype, ONEHOP_SUM, stream);
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     call.algorithm = plan->algorithm;
+    call.source = plan->source;
+    /* Only captured calls have captured pointers; those that warm up and align take another. */
+    if (plan->source == ONEHOP_SOURCE_GRAPH && plan->graph && !worker->capturing)
+        call.source = ONEHOP_SOURCE_NONE;
     return onehop_all_reduce_with(rank->context, in, out, count, plan->dtype, ONEHOP_SUM, &call,
                                   stream);
 }
