@@ -49,7 +49,8 @@ typedef struct perf_plan {
     char command_line[512];
 } perf_plan;
 
-/* One column block of the table. Times are per call, the largest of all ranks. */
+/* One column block of the table. Times are per call, the largest of all ranks; NAN if the library
+ * does not serve such calls (calls is 0 then). */
 typedef struct perf_side {
     double time_us, p50_us, p99_us, floor_percent; /* floor_percent < 0: not known */
     double algbw, busbw;                           /* GB/s, 1e9 */
@@ -75,6 +76,12 @@ typedef struct perf_result {
 enum {
     PERF_MAX_SIZES = 64
 };
+
+typedef enum perf_data {
+    DATA_REAL, /* and a few special values, but no subnormals, which some processors add slowly */
+    DATA_INTEGERS, /* small ones: any order of summation gives the same bits */
+    DATA_MIXED,    /* real numbers, special values and subnormals */
+} perf_data;
 
 /* What the machine can do at best. The floor of a size is latency + its copy time. */
 typedef struct perf_floor {
@@ -115,7 +122,7 @@ typedef struct perf_worker {
     size_t staging_bytes;
     unsigned char *staging;
     bool capturing;
-    bool exact_data; /* small integers: any order of summation gives the same bits */
+    perf_data data;
     perf_floor floor;
     perf_result result[PERF_MAX_SIZES];
     size_t results;
@@ -150,9 +157,12 @@ enum {
 /* How a message size is laid out in the areas. */
 typedef struct perf_slices {
     size_t bytes, stride, count;
+    size_t element; /* 0, or its size: slices begin between units, elsewhere on each rank */
 } perf_slices;
 
 perf_slices perf_slices_for(const perf_worker *worker, size_t bytes);
+/* Bytes from the begin of a rank's input area. */
+size_t perf_slice_offset(perf_slices slices, uint64_t call, int rank);
 void *perf_slice_in(const perf_rank *rank, perf_slices slices, uint64_t call);
 void *perf_slice_out(const perf_rank *rank, perf_slices slices, uint64_t call);
 
@@ -166,16 +176,23 @@ onehop_result perf_largest(perf_worker *worker, const double *value, double *out
 /* perf_run.c: times and verifies one size on one side. Collective. */
 onehop_result perf_measure(perf_worker *worker, const perf_target *target, size_t bytes,
                            bool in_place, perf_side *side, uint64_t *outside);
+/* The same without timing: one call per slice onto fresh outputs, all verified. A graph is replayed
+ * once more: perf_passes. Collective. */
+onehop_result perf_try(perf_worker *worker, const perf_target *target, perf_slices slices,
+                       bool in_place, int64_t *wrong, uint64_t *outside);
+static inline int perf_passes(const perf_plan *plan) {
+    return plan->graph ? 2 : 1;
+}
 
 /* perf_check.c */
 /* Of the areas in use. */
 onehop_result perf_fill_inputs(perf_worker *worker);
 /* Pattern over outputs and guards of a size. */
 onehop_result perf_poison(perf_worker *worker, perf_slices slices);
-/* Compares the output of call number `call` with the reference, on all ranks; adds to the counters.
- * Collective. */
-onehop_result perf_verify(perf_worker *worker, perf_slices slices, uint64_t call, int64_t *wrong,
-                          uint64_t *outside);
+/* Compares the outputs of `calls` calls from number `first` on with the reference, on all ranks;
+ * adds to the counters. Collective. */
+onehop_result perf_verify(perf_worker *worker, perf_slices slices, uint64_t first, uint64_t calls,
+                          int64_t *wrong, uint64_t *outside);
 
 /* perf_numbers.c: a scalar's way from and to the data types, written apart from the library's. */
 float perf_decode(onehop_dtype dtype, const void *element);

@@ -100,7 +100,7 @@ static void write_config(FILE *file, const perf_worker *worker) {
     text(file, "layout", layouts[plan->layout]);
     text(file, "mode", plan->graph ? "graph" : "eager");
     text(file, "source", plan->source ? onehop_source_name(plan->source) : "");
-    text(file, "input", worker->exact_data ? "integers" : "real");
+    text(file, "input", worker->data == DATA_INTEGERS ? "integers" : "real");
     if (plan->peers) text(file, "nccl", perf_nccl_version());
     fprintf(file,
             "  \"ranks\": %d,\n  \"ranks_per_device\": %d,\n  \"rotate\": %s,\n"

@@ -35,8 +35,9 @@ static void print_method(const perf_worker *worker) {
                worker->floor.latency_us);
     else
         printf("# floor: n/a\n");
-    printf("# input: %s\n", worker->exact_data ? "small integers, exact in any order of summation"
-                                               : "random real numbers");
+    printf("# input: %s\n", worker->data == DATA_INTEGERS
+                                ? "small integers, exact in any order of summation"
+                                : "random real numbers");
     if (plan->peers)
         printf("# compared with NCCL %s, multicast off (NCCL_NVLS_ENABLE=0)\n",
                perf_nccl_version());
@@ -96,7 +97,10 @@ void perf_print_header(const perf_worker *worker) {
 /* As many decimals as fit beside the digits before the point. */
 static void print_number(int width, double value) {
     int decimals = value < 100 ? 2 : value < 10000 ? 1 : 0;
-    printf(" %*.*f", width, decimals, value);
+    if (isnan(value))
+        printf(" %*s", width, "n/a");
+    else
+        printf(" %*.*f", width, decimals, value);
 }
 
 static void print_side(const perf_side *side) {
@@ -109,10 +113,10 @@ static void print_side(const perf_side *side) {
         printf(" %7lld", (long long)side->wrong);
     print_number(7, side->p50_us);
     print_number(7, side->p99_us);
-    if (side->floor_percent < 0)
-        printf(" %7s", "n/a");
-    else
+    if (side->floor_percent >= 0)
         printf(" %7.1f", side->floor_percent);
+    else
+        printf(" %7s", "n/a");
 }
 
 void perf_print_result(const perf_worker *worker, const perf_result *result) {
@@ -137,17 +141,26 @@ void perf_print_result(const perf_worker *worker, const perf_result *result) {
 
 double perf_average_busbw(const perf_worker *worker) {
     double sum = 0;
+    int sides = 0;
     for (size_t i = 0; i < worker->results; i++)
-        sum += worker->result[i].ours[0].busbw + worker->result[i].ours[1].busbw;
-    return worker->results ? sum / (double)(worker->results * SIDES) : 0;
+        for (int side = 0; side < SIDES; side++) {
+            if (!worker->result[i].ours[side].calls) continue;
+            sum += worker->result[i].ours[side].busbw;
+            sides++;
+        }
+    return sides ? sum / sides : 0;
 }
 
 double perf_geomean(const perf_worker *worker, int peer) {
     double sum = 0;
+    int sides = 0;
     for (size_t i = 0; i < worker->results; i++)
-        for (int side = 0; side < SIDES; side++)
+        for (int side = 0; side < SIDES; side++) {
+            if (!worker->result[i].ours[side].calls) continue;
             sum += log(worker->result[i].theirs[peer][side].ratio);
-    return worker->results ? exp(sum / (double)(worker->results * SIDES)) : 0;
+            sides++;
+        }
+    return sides ? exp(sum / sides) : NAN;
 }
 
 uint64_t perf_print_footer(const perf_worker *worker) {

@@ -2,6 +2,7 @@
  * worker does it for all ranks at once. */
 #include "cli/perf.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,12 +55,26 @@ perf_slices perf_slices_for(const perf_worker *worker, size_t bytes) {
     return slices;
 }
 
+/* Differs between ranks, and on one rank between input and output. */
+static size_t shift(perf_slices slices, int salt) {
+    enum {
+        UNIT = 16
+    };
+    if (!slices.element) return 0;
+    return (size_t)salt % (UNIT / slices.element) * slices.element;
+}
+
+size_t perf_slice_offset(perf_slices slices, uint64_t call, int rank) {
+    return call % slices.count * slices.stride + shift(slices, 3 * rank + 1);
+}
+
 void *perf_slice_in(const perf_rank *rank, perf_slices slices, uint64_t call) {
-    return (char *)rank->areas->in + call % slices.count * slices.stride;
+    return (char *)rank->areas->in + perf_slice_offset(slices, call, rank->rank);
 }
 
 void *perf_slice_out(const perf_rank *rank, perf_slices slices, uint64_t call) {
-    return (char *)rank->areas->out + PERF_GUARD + call % slices.count * slices.stride;
+    return (char *)rank->areas->out + PERF_GUARD + call % slices.count * slices.stride +
+           shift(slices, 5 * rank->rank + 2);
 }
 
 void perf_use_areas(perf_worker *worker, const perf_target *target) {
@@ -263,6 +278,7 @@ static double percent_of_floor(const perf_result *result, const perf_side *side)
 }
 
 static onehop_result one_size(perf_worker *worker, size_t index, size_t bytes) {
+    static const perf_side not_served = {NAN, NAN, NAN, NAN, NAN, NAN, NAN, 0, -1};
     const perf_floor *floor = &worker->floor;
     perf_result *to = &worker->result[index];
     to->bytes = bytes;
@@ -274,6 +290,11 @@ static onehop_result one_size(perf_worker *worker, size_t index, size_t bytes) {
         to->algorithm[side] = algorithm_of(worker, bytes, in_place);
         onehop_result result =
             perf_measure(worker, &perf_target_onehop, bytes, in_place, ours, &to->outside);
+        /* A forced algorithm may serve only calls out of place. */
+        if (result == ONEHOP_ERR_ALGORITHM && in_place) {
+            *ours = not_served;
+            result = ONEHOP_OK;
+        }
         for (int peer = 0; peer < PEERS && result == ONEHOP_OK; peer++)
             if (perf_has_peer(worker->plan, peer))
                 result = perf_measure(worker, &perf_target_peer[peer], bytes, in_place,
@@ -329,7 +350,7 @@ int perf_work(perf_worker *worker, int first, int ranks) {
     bool wrong = false;
     worker->ranks = ranks;
     worker->backend = worker->plan->device == ONEHOP_DEVICE_CUDA ? &backend_cuda : &backend_host;
-    worker->exact_data = worker->plan->peers != 0;
+    worker->data = worker->plan->peers ? DATA_INTEGERS : DATA_REAL;
     onehop_result result = set_up(worker, first);
     if (result == ONEHOP_OK) result = all_sizes(worker);
     if (result == ONEHOP_OK) result = report(worker, &wrong);
