@@ -26,6 +26,9 @@ int cli_info(int argc, char **argv);
 /* The exit code that tells of an error. */
 int cli_exit_for(onehop_result result);
 
+/* Name of the subcommand that runs. */
+extern const char *cli_command;
+
 /* "onehop <command>: <text>" on stderr; returns `code`. */
 int cli_fail(const char *command, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+const char *cli_command = "";
+
 static int command_version(int argc, char **argv) {
     if (argc > 1) return cli_fail("version", CLI_USAGE, "unexpected argument '%s'", argv[1]);
     printf("onehop %s (commit %s)\n", cli_version(), ONEHOP_COMMIT);
@@ -101,6 +103,7 @@ int main(int argc, char **argv) {
         print_commands(stderr);
         return CLI_USAGE;
     }
+    cli_command = command->name;
     int code = command->run(argc - 1, argv + 1);
     if (fflush(stdout) != 0 && code == CLI_OK) code = CLI_UNSUPPORTED;
     return code;

@@ -1,11 +1,10 @@
-/* `onehop perf`: flags, the plan made of them and of the machine, and the start of the ranks. */
+/* `onehop perf`: flags, and the plan made of them and of the machine. */
 #include "cli/perf.h"
+#include "cli/json.h"
 #include "cli/options.h"
 
-#include <libgen.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -21,7 +20,6 @@ static const char *const dtype_words[] = {"float", "half", "bfloat16", "float32"
                                           "bf16",  "fp32", "fp16",     NULL};
 static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
 static const char *const op_words[] = {"sum", NULL};
-static const char *const device_words[] = {"auto", "cuda", "host", NULL};
 static const char *const layout_words[] = {"process", "thread", "single", NULL};
 /* In the order of onehop_source. */
 static const char *const source_words[] = {"auto", "workspace", "graph", "multicast", NULL};
@@ -52,7 +50,7 @@ static const option_row rows[] = {
      "float, half or bfloat16 (float)"},
     {'o', "op", OPTION_WORD, FIELD(op), 0, 0, op_words, "OP", "sum"},
     {'J', "json", OPTION_TEXT, FIELD(json_path), 0, 0, NULL, "FILE", "write results as JSON"},
-    {0, "device", OPTION_WORD, FIELD(device), 0, 0, device_words, "KIND",
+    {0, "device", OPTION_WORD, FIELD(device), 0, 0, perf_device_words, "KIND",
      "auto, cuda or host (auto)"},
     {0, "layout", OPTION_WORD, FIELD(layout), 0, 0, layout_words, "KIND",
      "process or thread per rank, or a single thread for all (process)"},
@@ -113,24 +111,7 @@ static int plan_environment(perf_plan *plan, const perf_flags *flags) {
 }
 
 static int plan_device(perf_plan *plan, const perf_flags *flags) {
-    static const char *const words[] = {"auto", "cuda", "host", NULL};
-    int kind = (int)given(flags->device, 0);
-    if (kind == 0 && oh_env_word(OH_ENV_DEVICE, words, 0, &kind) != ONEHOP_OK)
-        return usage("%s", onehop_last_error());
-    cuda_census census = {0, "the driver could not be asked"};
-    if (kind != ONEHOP_DEVICE_HOST) {
-        /* Not in this process if it is going to fork. */
-        if (plan->env_rank >= 0)
-            cuda_take_census(&census);
-        else
-            ranks_ask_child(cuda_take_census, &census, sizeof census);
-    }
-    if (kind == ONEHOP_DEVICE_CUDA && census.count == 0)
-        return cli_fail("perf", CLI_UNSUPPORTED, "%s: %s",
-                        flags->device > 0 ? "--device cuda" : "ONEHOP_DEVICE=cuda", census.reason);
-    plan->devices = census.count;
-    plan->device = census.count ? ONEHOP_DEVICE_CUDA : ONEHOP_DEVICE_HOST;
-    return CLI_OK;
+    return perf_find_device(plan, flags->device);
 }
 
 static int plan_ranks_on_gpus(perf_plan *plan, const perf_flags *flags) {
@@ -187,6 +168,8 @@ static int plan_algorithm(perf_plan *plan, const perf_flags *flags) {
     char list[256] = "auto";
     plan->algorithm = ONEHOP_ALGORITHM_AUTO;
     plan->source = (onehop_source)given(flags->source, ONEHOP_SOURCE_NONE);
+    /* GPUs share any memory that perf takes. */
+    plan->mapped = plan->source == ONEHOP_SOURCE_GRAPH && plan->device == ONEHOP_DEVICE_HOST;
     if (!flags->algorithm || strcmp(flags->algorithm, "auto") == 0) return CLI_OK;
     for (int value = 1; value < 32; value++) {
         const char *name = onehop_algorithm_name((onehop_algorithm)value);
@@ -224,15 +207,9 @@ static int plan_compare(perf_plan *plan, const perf_flags *flags) {
     return CLI_OK;
 }
 
-/* Refuses a place that cannot be written before the measurement, not after it. */
 static int plan_json(perf_plan *plan, const perf_flags *flags) {
-    char copy[4096];
     plan->json_path = flags->json_path;
-    if (!plan->json_path) return CLI_OK;
-    snprintf(copy, sizeof copy, "%s", plan->json_path);
-    if (!plan->json_path[0] || access(dirname(copy), W_OK) != 0)
-        return usage("-J '%s': its directory cannot be written", plan->json_path);
-    return CLI_OK;
+    return json_refuse_path(plan->json_path);
 }
 
 static void plan_texts(perf_plan *plan, int argc, char **argv) {
@@ -262,54 +239,6 @@ static int make_plan(perf_plan *plan, const perf_flags *flags, int argc, char **
 
 /* ---- the run ---- */
 
-typedef struct perf_start {
-    const perf_plan *plan;
-    perf_board *board;
-    onehop_group *groups[ONEHOP_MAX_RANKS]; /* of thread ranks */
-} perf_start;
-
-static int start_worker(void *user, int first) {
-    perf_start *start = user;
-    perf_worker *worker = calloc(1, sizeof *worker);
-    if (!worker) return cli_fail("perf", CLI_UNSUPPORTED, "out of memory");
-    worker->plan = start->plan;
-    worker->board = start->board;
-    worker->rank[0].group = start->groups[first];
-    int ranks = start->plan->layout == LAYOUT_SINGLE ? start->plan->world_size : 1;
-    int code = perf_work(worker, first, ranks);
-    free(worker);
-    return code;
-}
-
-static int run_in_threads(perf_start *start) {
-    int world_size = start->plan->world_size;
-    onehop_result result = onehop_group_open_local(world_size, start->groups);
-    if (result != ONEHOP_OK)
-        return cli_fail("perf", cli_exit_for(result), "%s", onehop_last_error());
-    int code = ranks_run_threads(start->board, world_size, start_worker, start);
-    for (int rank = 0; rank < world_size; rank++) onehop_group_close(start->groups[rank]);
-    return code;
-}
-
-static int run_plan(const perf_plan *plan) {
-    perf_start start = {.plan = plan};
-    /* Like beside like: no side uses NVLink multicast. Ranks inherit it. */
-    if (plan->peers) setenv("NCCL_NVLS_ENABLE", "0", 1);
-    if (plan->env_rank >= 0) return start_worker(&start, plan->env_rank);
-    /* With the driver's default of 8 queues, ranks that share a GPU block each other. */
-    if (plan->ranks_per_device > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-    start.board = board_create();
-    if (!start.board) return cli_fail("perf", CLI_UNSUPPORTED, "no shared memory");
-    switch (plan->layout) {
-    case LAYOUT_PROCESS:
-        return ranks_run_processes(start.board, plan->world_size, start_worker, &start);
-    case LAYOUT_THREAD:
-        return run_in_threads(&start);
-    default:
-        return ranks_report(start.board, start_worker(&start, 0));
-    }
-}
-
 int cli_perf(int argc, char **argv) {
     perf_flags flags;
     perf_plan plan = {0};
@@ -327,5 +256,5 @@ int cli_perf(int argc, char **argv) {
         break;
     }
     int code = make_plan(&plan, &flags, argc, argv);
-    return code == CLI_OK ? run_plan(&plan) : code;
+    return code == CLI_OK ? perf_start(&plan, perf_all_sizes, NULL) : code;
 }

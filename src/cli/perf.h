@@ -1,11 +1,13 @@
 /* The parts of `onehop perf`.
  *   perf.c        flags, the plan made of them
+ *   perf_start.c  the device, the start of the ranks
  *   perf_worker.c what each rank does: set-up, the sizes one after another
  *   perf_run.c    the timed part
  *   perf_check.c  inputs, scalar reference, comparison
  *   perf_floor.c  what the machine could do at best
  *   perf_nccl.c   the foreign libraries beside us
- *   perf_print.c, perf_json.c  the results */
+ *   perf_print.c, perf_json.c  the results
+ * `onehop check` makes plans of its own and runs them with another body. */
 #ifndef OH_CLI_PERF_H
 #define OH_CLI_PERF_H
 
@@ -44,7 +46,12 @@ typedef struct perf_plan {
     uint64_t samples;           /* replays or batches; 0: by time */
     uint64_t warmup;            /* calls before the timed part; replays are one at least */
     bool check, rotate, early_trigger;
-    uint32_t peers; /* a bit for each of PEER_ */
+    size_t push_bytes, pull_bytes; /* 0: defaults */
+    uint32_t timeout_ms;
+    bool mapped;      /* buffers from onehop_mem_alloc, which peers can map */
+    bool with_stream; /* also where calls are eager */
+    int corrupt;      /* > 0: number of the comparison that meets a flipped bit, for tests */
+    uint32_t peers;   /* a bit for each of PEER_ */
     const char *nccl_path, *json_path;
     char command_line[512];
 } perf_plan;
@@ -109,9 +116,15 @@ typedef struct perf_rank {
     double *sample_us;           /* by sample, per call */
 } perf_rank;
 
+/* What a worker does between set-up and tear-down. `wrong_out`: data were found that are wrong. */
+struct perf_worker;
+typedef onehop_result (*perf_body)(struct perf_worker *worker, bool *wrong_out);
+
 /* One thread that drives `ranks` ranks: one, or all of them in the layout "single". */
 typedef struct perf_worker {
     const perf_plan *plan;
+    perf_body body;
+    void *user;
     const perf_backend *backend;
     perf_board *board;
     onehop_symmetric *board_memory; /* where the board lies if no parent made it */
@@ -122,6 +135,8 @@ typedef struct perf_worker {
     size_t staging_bytes;
     unsigned char *staging;
     bool capturing;
+    bool inline_calls; /* eager calls of the host take no stream although there is one */
+    int compared;      /* slices so far */
     perf_data data;
     perf_floor floor;
     perf_result result[PERF_MAX_SIZES];
@@ -166,7 +181,16 @@ size_t perf_slice_offset(perf_slices slices, uint64_t call, int rank);
 void *perf_slice_in(const perf_rank *rank, perf_slices slices, uint64_t call);
 void *perf_slice_out(const perf_rank *rank, perf_slices slices, uint64_t call);
 
-/* perf_worker.c */
+/* perf_start.c. perf_find_device: fills `device` and `devices`; `flag` is an index of
+ * perf_device_words, or -1. perf_start: runs the body in the workers of a plan, as processes, with
+ * copies of `user` unless its memory is shared, or threads. Both return an exit code and have
+ * printed why. */
+extern const char *const perf_device_words[];
+int perf_find_device(perf_plan *plan, int64_t flag);
+int perf_start(const perf_plan *plan, perf_body body, void *user);
+
+/* perf_worker.c. perf_all_sizes: the body of `onehop perf`. */
+onehop_result perf_all_sizes(perf_worker *worker, bool *wrong_out);
 int perf_work(perf_worker *worker, int first, int ranks);
 onehop_result perf_barrier(perf_worker *worker);
 /* The largest value, or the sum, over all ranks; `value` has one entry per rank of the worker.

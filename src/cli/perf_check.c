@@ -176,6 +176,7 @@ static onehop_result compare_slice(perf_worker *worker, perf_rank *rank, perf_sl
         onehop_result result =
             worker->backend->read(&rank->processor, worker->staging, out + at, bytes);
         if (result != ONEHOP_OK) return result;
+        if (at == 0 && ++worker->compared == worker->plan->corrupt) worker->staging[0] ^= 1;
         compare_block(worker, worker->staging, at, bytes, first, found);
     }
     return ONEHOP_OK;

@@ -86,10 +86,14 @@ void perf_use_areas(perf_worker *worker, const perf_target *target) {
 
 /* ---- our all-reduce as a target ---- */
 
+static onehop_stream_t stream_of(const perf_worker *worker, const perf_rank *rank) {
+    return worker->inline_calls ? NULL : rank->processor.stream;
+}
+
 static onehop_result onehop_call_target(perf_worker *worker, perf_rank *rank, const void *in,
                                         void *out, size_t count) {
     const perf_plan *plan = worker->plan;
-    onehop_stream_t stream = rank->processor.stream;
+    onehop_stream_t stream = stream_of(worker, rank);
     if (plan->algorithm == ONEHOP_ALGORITHM_AUTO && plan->source == ONEHOP_SOURCE_NONE)
         return onehop_all_reduce(rank->context, in, out, count, plan->dtype, ONEHOP_SUM, stream);
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
@@ -103,8 +107,7 @@ static onehop_result onehop_call_target(perf_worker *worker, perf_rank *rank, co
 }
 
 static onehop_result onehop_wait(perf_worker *worker, perf_rank *rank) {
-    (void)worker;
-    return onehop_synchronize(rank->context, rank->processor.stream);
+    return onehop_synchronize(rank->context, stream_of(worker, rank));
 }
 
 const perf_target perf_target_onehop = {
@@ -127,6 +130,9 @@ static onehop_device device_of(const perf_plan *plan, int rank) {
 
 static void fill_config(const perf_plan *plan, onehop_config *config) {
     if (plan->early_trigger) config->flags |= ONEHOP_FLAG_EARLY_TRIGGER;
+    config->push_bytes = plan->push_bytes;
+    config->pull_bytes = plan->pull_bytes;
+    config->timeout_ms = plan->timeout_ms;
 }
 
 /* Ranks started by somebody else have no shared memory yet: the library's own serves. */
@@ -171,18 +177,28 @@ static onehop_result create_all_contexts(perf_worker *worker) {
     return result;
 }
 
+static onehop_result allocate(perf_worker *worker, perf_rank *rank, size_t bytes, void **out) {
+    if (worker->plan->mapped) return onehop_mem_alloc(rank->processor.device, bytes, out);
+    return worker->backend->alloc(&rank->processor, bytes, out);
+}
+
+static void release(perf_worker *worker, perf_rank *rank, size_t bytes, void *memory) {
+    if (worker->plan->mapped)
+        onehop_mem_free(memory);
+    else
+        worker->backend->free(&rank->processor, memory, bytes);
+}
+
 static onehop_result allocate_rank(perf_worker *worker, perf_rank *rank) {
-    backend_rank *processor = &rank->processor;
     size_t bytes = worker->area_bytes;
     rank->begin_ns = calloc(PERF_MAX_SAMPLES, sizeof *rank->begin_ns);
     rank->end_ns = calloc(PERF_MAX_SAMPLES, sizeof *rank->end_ns);
     rank->sample_us = calloc(PERF_MAX_SAMPLES, sizeof *rank->sample_us);
     if (!rank->begin_ns || !rank->end_ns || !rank->sample_us)
         return oh_error(ONEHOP_ERR_MEMORY, "out of memory");
-    onehop_result result = worker->backend->alloc(processor, bytes, &rank->own.in);
-    if (result == ONEHOP_OK)
-        result = worker->backend->alloc(processor, bytes + PERF_GUARD, &rank->own.out);
-    return result;
+    onehop_result result = allocate(worker, rank, bytes, &rank->own.in);
+    return result == ONEHOP_OK ? allocate(worker, rank, bytes + PERF_GUARD, &rank->own.out)
+                               : result;
 }
 
 /* Without rotation one slice of the largest size; with it five times the cache that is in front. */
@@ -200,7 +216,7 @@ static size_t area_bytes(perf_worker *worker) {
 
 static onehop_result open_processors(perf_worker *worker, int first) {
     const perf_plan *plan = worker->plan;
-    bool with_stream = plan->graph || plan->layout == LAYOUT_SINGLE;
+    bool with_stream = plan->with_stream || plan->graph || plan->layout == LAYOUT_SINGLE;
     for (int i = 0; i < worker->ranks; i++) {
         perf_rank *rank = &worker->rank[i];
         rank->rank = first + i;
@@ -238,10 +254,8 @@ static void tear_down(perf_worker *worker) {
     for (int i = 0; i < worker->ranks; i++) {
         perf_rank *rank = &worker->rank[i];
         onehop_destroy(rank->context);
-        perf_areas *own = &rank->own;
-        if (own->in) worker->backend->free(&rank->processor, own->in, worker->area_bytes);
-        if (own->out)
-            worker->backend->free(&rank->processor, own->out, worker->area_bytes + PERF_GUARD);
+        release(worker, rank, worker->area_bytes, rank->own.in);
+        release(worker, rank, worker->area_bytes + PERF_GUARD, rank->own.out);
         worker->backend->close(&rank->processor);
         free(rank->begin_ns);
         free(rank->end_ns);
@@ -311,7 +325,7 @@ static onehop_result one_size(perf_worker *worker, size_t index, size_t bytes) {
     return ONEHOP_OK;
 }
 
-static onehop_result all_sizes(perf_worker *worker) {
+static onehop_result measure_sizes(perf_worker *worker) {
     uint64_t bytes[PERF_MAX_SIZES];
     size_t count = list_sizes(worker->plan, bytes);
     bool prints = worker->rank[0].rank == 0;
@@ -326,10 +340,10 @@ static onehop_result all_sizes(perf_worker *worker) {
     return result;
 }
 
-static onehop_result report(perf_worker *worker, bool *wrong_out) {
-    *wrong_out = false;
-    if (worker->rank[0].rank != 0) return ONEHOP_OK;
-    onehop_result result = worker->plan->json_path ? perf_write_json(worker) : ONEHOP_OK;
+onehop_result perf_all_sizes(perf_worker *worker, bool *wrong_out) {
+    onehop_result result = measure_sizes(worker);
+    if (result != ONEHOP_OK || worker->rank[0].rank != 0) return result;
+    if (worker->plan->json_path) result = perf_write_json(worker);
     *wrong_out = perf_print_footer(worker) != 0;
     return result;
 }
@@ -340,7 +354,7 @@ static int fail(perf_worker *worker, onehop_result result, int first) {
     const char *sentence = onehop_last_error();
     if (!sentence[0]) sentence = onehop_result_text(result);
     if (worker->board) board_fail(worker->board, first, code, sentence);
-    if (worker->plan->env_rank >= 0) cli_fail("perf", code, "rank %d: %s", first, sentence);
+    if (worker->plan->env_rank >= 0) cli_fail(cli_command, code, "rank %d: %s", first, sentence);
     for (int i = 0; i < worker->ranks; i++)
         if (worker->rank[i].context) onehop_abort(worker->rank[i].context);
     return code;
@@ -352,8 +366,7 @@ int perf_work(perf_worker *worker, int first, int ranks) {
     worker->backend = worker->plan->device == ONEHOP_DEVICE_CUDA ? &backend_cuda : &backend_host;
     worker->data = worker->plan->peers ? DATA_INTEGERS : DATA_REAL;
     onehop_result result = set_up(worker, first);
-    if (result == ONEHOP_OK) result = all_sizes(worker);
-    if (result == ONEHOP_OK) result = report(worker, &wrong);
+    if (result == ONEHOP_OK) result = worker->body(worker, &wrong);
     if (result == ONEHOP_OK) result = perf_barrier(worker); /* nobody leaves while peers call */
     int code = wrong ? CLI_WRONG_DATA : CLI_OK;
     if (result != ONEHOP_OK) code = fail(worker, result, first);
