@@ -21,6 +21,7 @@ enum cli_exit {
 
 /* argv[0] is the subcommand's name. Each returns an exit code. */
 int cli_perf(int argc, char **argv);
+int cli_check(int argc, char **argv);
 int cli_info(int argc, char **argv);
 
 /* The exit code that tells of an error. */

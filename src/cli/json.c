@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-void json_text(FILE *file, const char *key, const char *value) {
+void json_text(FILE *file, const char *key, const char *value, const char *end) {
     fprintf(file, "  \"%s\": \"", key);
     for (const unsigned char *at = (const unsigned char *)value; *at; at++) {
         if (*at == '"' || *at == '\\')
@@ -19,7 +19,7 @@ void json_text(FILE *file, const char *key, const char *value) {
         else
             fputc(*at, file);
     }
-    fprintf(file, "\",\n");
+    fprintf(file, "\"%s\n", end);
 }
 
 void json_number(FILE *file, const char *key, double value, const char *end) {
@@ -36,15 +36,15 @@ void json_machine(FILE *file, const char *driver, const char *clocks) {
     struct tm broken_down;
     uname(&name);
     snprintf(line, sizeof line, "%.64s, %.64s %.64s", name.nodename, name.sysname, name.release);
-    json_text(file, "machine", line);
+    json_text(file, "machine", line, ",");
     backend_host.describe(NULL, line, sizeof line);
-    json_text(file, "cpu", line);
-    json_text(file, "driver", driver);
-    json_text(file, "clocks", clocks);
+    json_text(file, "cpu", line, ",");
+    json_text(file, "driver", driver, ",");
+    json_text(file, "clocks", clocks, ",");
     strftime(line, sizeof line, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &broken_down));
-    json_text(file, "time", line);
-    json_text(file, "version", cli_version());
-    json_text(file, "commit", ONEHOP_COMMIT);
+    json_text(file, "time", line, ",");
+    json_text(file, "version", cli_version(), ",");
+    json_text(file, "commit", ONEHOP_COMMIT, ",");
 }
 
 int json_refuse_path(const char *path) {

@@ -6,8 +6,8 @@
 
 #include <stdio.h>
 
-/* "key": "value", on a line of its own. */
-void json_text(FILE *file, const char *key, const char *value);
+/* "key": "value" and `end`, on a line of its own. */
+void json_text(FILE *file, const char *key, const char *value, const char *end);
 
 /* "key": value and `end`. null for what is not known: JSON has neither inf nor nan. */
 void json_number(FILE *file, const char *key, double value, const char *end);

@@ -212,24 +212,14 @@ static int plan_json(perf_plan *plan, const perf_flags *flags) {
     return json_refuse_path(plan->json_path);
 }
 
-static void plan_texts(perf_plan *plan, int argc, char **argv) {
-    uint64_t random[2] = {0, 0};
-    size_t used = 0;
-    for (int i = 0; i < argc && used < sizeof plan->command_line - 1; i++)
-        used += (size_t)snprintf(plan->command_line + used, sizeof plan->command_line - used,
-                                 "%s%s", i ? " " : "", argv[i]);
-    oh_random(random, sizeof random);
-    snprintf(plan->name, sizeof plan->name, "onehop-perf-%016llx%016llx",
-             (unsigned long long)random[0], (unsigned long long)random[1]);
-}
-
 static int make_plan(perf_plan *plan, const perf_flags *flags, int argc, char **argv) {
     static int (*const steps[])(perf_plan *, const perf_flags *) = {
         plan_environment, plan_device, plan_ranks,   plan_sizes,
         plan_algorithm,   plan_mode,   plan_compare, plan_json,
     };
     plan->dtype = dtypes[given(flags->dtype, 0)];
-    plan_texts(plan, argc, argv);
+    perf_fresh_name(plan);
+    perf_command_line(argc, argv, plan->command_line, sizeof plan->command_line);
     for (size_t i = 0; i < OH_LENGTH(steps); i++) {
         int code = steps[i](plan, flags);
         if (code != CLI_OK) return code;

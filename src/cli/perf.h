@@ -50,7 +50,7 @@ typedef struct perf_plan {
     uint32_t timeout_ms;
     bool mapped;      /* buffers from onehop_mem_alloc, which peers can map */
     bool with_stream; /* also where calls are eager */
-    int corrupt;      /* > 0: number of the comparison that meets a flipped bit, for tests */
+    int corrupt;      /* > 0: the last rank's comparison that meets a flipped bit, for tests */
     uint32_t peers;   /* a bit for each of PEER_ */
     const char *nccl_path, *json_path;
     char command_line[512];
@@ -135,8 +135,8 @@ typedef struct perf_worker {
     size_t staging_bytes;
     unsigned char *staging;
     bool capturing;
-    bool inline_calls; /* eager calls of the host take no stream although there is one */
-    int compared;      /* slices so far */
+    bool inline_calls;      /* eager calls of the host take no stream although there is one */
+    int compared, verified; /* of the last rank so far, counting those under way or not */
     perf_data data;
     perf_floor floor;
     perf_result result[PERF_MAX_SIZES];
@@ -186,6 +186,9 @@ void *perf_slice_out(const perf_rank *rank, perf_slices slices, uint64_t call);
  * copies of `user` unless its memory is shared, or threads. Both return an exit code and have
  * printed why. */
 extern const char *const perf_device_words[];
+/* A name for the group that nobody else has. */
+void perf_fresh_name(perf_plan *plan);
+void perf_command_line(int argc, char **argv, char *line, size_t size);
 int perf_find_device(perf_plan *plan, int64_t flag);
 int perf_start(const perf_plan *plan, perf_body body, void *user);
 

@@ -48,12 +48,12 @@ static void write_config(FILE *file, const perf_worker *worker) {
     static const char *const layouts[] = {"process", "thread", "single"};
     const perf_plan *plan = worker->plan;
     bool cuda = plan->device == ONEHOP_DEVICE_CUDA;
-    json_text(file, "device", cuda ? "cuda" : "host");
-    json_text(file, "layout", layouts[plan->layout]);
-    json_text(file, "mode", plan->graph ? "graph" : "eager");
-    json_text(file, "source", plan->source ? onehop_source_name(plan->source) : "");
-    json_text(file, "input", worker->data == DATA_INTEGERS ? "integers" : "real");
-    if (plan->peers) json_text(file, "nccl", perf_nccl_version());
+    json_text(file, "device", cuda ? "cuda" : "host", ",");
+    json_text(file, "layout", layouts[plan->layout], ",");
+    json_text(file, "mode", plan->graph ? "graph" : "eager", ",");
+    json_text(file, "source", plan->source ? onehop_source_name(plan->source) : "", ",");
+    json_text(file, "input", worker->data == DATA_INTEGERS ? "integers" : "real", ",");
+    if (plan->peers) json_text(file, "nccl", perf_nccl_version(), ",");
     fprintf(file,
             "  \"ranks\": %d,\n  \"ranks_per_device\": %d,\n  \"rotate\": %s,\n"
             "  \"early_trigger\": %s,\n",
@@ -95,7 +95,7 @@ static void write_all(FILE *file, void *user) {
     worker->backend->clocks(processor, clocks, sizeof clocks);
     fprintf(file, "{\n  \"schema\": \"onehop-perf/1\",\n");
     json_machine(file, driver, clocks);
-    json_text(file, "args", worker->plan->command_line);
+    json_text(file, "args", worker->plan->command_line, ",");
     write_config(file, worker);
     write_devices(file, worker);
     fprintf(file, "  ");

@@ -1,6 +1,7 @@
 /* The device of a plan, and the start of its ranks. */
 #include "cli/perf.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 const char *const perf_device_words[] = {"auto", "cuda", "host", NULL};
@@ -23,6 +24,20 @@ int perf_find_device(perf_plan *plan, int64_t flag) {
     plan->devices = census.count;
     plan->device = census.count ? ONEHOP_DEVICE_CUDA : ONEHOP_DEVICE_HOST;
     return CLI_OK;
+}
+
+void perf_fresh_name(perf_plan *plan) {
+    uint64_t random[2] = {0, 0};
+    oh_random(random, sizeof random);
+    snprintf(plan->name, sizeof plan->name, "onehop-perf-%016llx%016llx",
+             (unsigned long long)random[0], (unsigned long long)random[1]);
+}
+
+void perf_command_line(int argc, char **argv, char *line, size_t size) {
+    size_t used = 0;
+    line[0] = 0;
+    for (int i = 0; i < argc && used < size - 1; i++)
+        used += (size_t)snprintf(line + used, size - used, "%s%s", i ? " " : "", argv[i]);
 }
 
 typedef struct start {
