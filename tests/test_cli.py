@@ -126,6 +126,7 @@ class Flags(unittest.TestCase):
             (["stray"], ["stray"]),
             (["--device", "host", "--algo", "ring"], ["--algo", "ring", "1shot_push"]),
             (["--device", "host", "-b", "4K", "-e", "1K"], ["-b", "-e"]),
+            (["--device", "host", "--layout", "single", "--pin"], ["--pin"]),
             (["--device", "host", "-b", "2"], ["-b", "element"]),
             (["--device", "host", "--eager", "-G", "3"], ["--eager", "-G"]),
             (["--device", "host", "--ranks-per-device", "2"], ["--ranks-per-device"]),
@@ -256,6 +257,7 @@ class Perf(unittest.TestCase):
 
     def test_options(self):
         self.good(*SMALL, "-n", "20", "--rotate")
+        self.good(*SMALL, "-n", "20", "--pin")
         self.good(*SMALL, "-n", "20", "--algo", "1shot_push")
         table = self.good(*SMALL, "-n", "20", "--algo", "1shot_pull", "--source", "workspace")
         self.assertIn("# source: workspace", table)

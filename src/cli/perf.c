@@ -11,7 +11,8 @@
 /* -1: not given. */
 typedef struct perf_flags {
     int64_t min_bytes, max_bytes, factor, calls, warmup, check, dtype, op, replays;
-    int64_t ranks, device, layout, ranks_per_device, eager, rotate, early_trigger, compare, source;
+    int64_t ranks, device, layout, ranks_per_device, eager, rotate, early_trigger, compare, source,
+        pin;
     const char *algorithm, *nccl_path, *json_path;
 } perf_flags;
 
@@ -63,6 +64,8 @@ static const option_row rows[] = {
      "rotate over buffers of five times the cache, instead of one hot buffer"},
     {0, "early-trigger", OPTION_SWITCH, FIELD(early_trigger), 0, 0, NULL, NULL,
      "promise that nothing else spins on these GPUs"},
+    {0, "pin", OPTION_SWITCH, FIELD(pin), 0, 0, NULL, NULL,
+     "host: keep each rank on a processor of its own"},
     {0, "compare", OPTION_WORDS, FIELD(compare), 0, 0, compare_words, "LIST",
      "nccl, nccl-symm: time them beside, in the same run (GPUs)"},
     {0, "nccl-lib", OPTION_TEXT, FIELD(nccl_path), 0, 0, NULL, "PATH",
@@ -138,6 +141,9 @@ static int plan_ranks(perf_plan *plan, const perf_flags *flags) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     plan->layout = (perf_layout)given(flags->layout, LAYOUT_PROCESS);
     plan->ranks_per_device = (int)given(flags->ranks_per_device, 1);
+    plan->pin = flags->pin > 0;
+    if (plan->pin && (plan->device == ONEHOP_DEVICE_CUDA || plan->layout == LAYOUT_SINGLE))
+        return usage("--pin: for ranks on the host, a process or a thread each");
     if (plan->device == ONEHOP_DEVICE_CUDA) return plan_ranks_on_gpus(plan, flags);
     if (flags->ranks_per_device > 1)
         return usage("--ranks-per-device %d: the host is one device; use -g",

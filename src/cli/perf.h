@@ -14,6 +14,8 @@
 #include "cli/backend.h"
 #include "cli/ranks.h"
 
+#include <sched.h>
+
 typedef enum perf_layout {
     LAYOUT_PROCESS,
     LAYOUT_THREAD,
@@ -45,7 +47,7 @@ typedef struct perf_plan {
     uint64_t calls;             /* per sample: in one graph, or one batch; 0: by size and time */
     uint64_t samples;           /* replays or batches; 0: by time */
     uint64_t warmup;            /* calls before the timed part; replays are one at least */
-    bool check, rotate, early_trigger;
+    bool check, rotate, early_trigger, pin;
     size_t push_bytes, pull_bytes; /* 0: defaults */
     uint32_t timeout_ms;
     bool mapped;      /* buffers from onehop_mem_alloc, which peers can map */
@@ -126,6 +128,7 @@ typedef struct perf_worker {
     perf_body body;
     void *user;
     const perf_backend *backend;
+    cpu_set_t allowed; /* processors, with `pin` */
     perf_board *board;
     onehop_symmetric *board_memory; /* where the board lies if no parent made it */
     onehop_group *board_group;
@@ -191,6 +194,9 @@ void perf_fresh_name(perf_plan *plan);
 void perf_command_line(int argc, char **argv, char *line, size_t size);
 int perf_find_device(perf_plan *plan, int64_t flag);
 int perf_start(const perf_plan *plan, perf_body body, void *user);
+
+/* With `pin`: the calling thread stays on the processor of its rank, or may use all again. */
+void perf_pin(const perf_worker *worker, bool on);
 
 /* perf_worker.c. perf_all_sizes: the body of `onehop perf`. */
 onehop_result perf_all_sizes(perf_worker *worker, bool *wrong_out);

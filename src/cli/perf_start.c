@@ -1,6 +1,7 @@
 /* The device of a plan, and the start of its ranks. */
 #include "cli/perf.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -57,10 +58,24 @@ static int start_worker(void *user, int first) {
     worker->body = from->body;
     worker->user = from->user;
     worker->rank[0].group = from->groups[first];
+    worker->rank[0].rank = first;
     int ranks = from->plan->layout == LAYOUT_SINGLE ? from->plan->world_size : 1;
+    sched_getaffinity(0, sizeof worker->allowed, &worker->allowed);
+    perf_pin(worker, true);
     int code = perf_work(worker, first, ranks);
+    perf_pin(worker, false);
     free(worker);
     return code;
+}
+
+void perf_pin(const perf_worker *worker, bool on) {
+    int left = worker->rank[0].rank % CPU_COUNT(&worker->allowed), cpu = 0;
+    cpu_set_t one;
+    if (!worker->plan->pin) return;
+    while (!CPU_ISSET(cpu, &worker->allowed) || left-- > 0) cpu++;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    pthread_setaffinity_np(pthread_self(), sizeof one, on ? &one : &worker->allowed);
 }
 
 static int run_in_threads(start *from) {

@@ -329,8 +329,11 @@ static onehop_result measure_sizes(perf_worker *worker) {
     uint64_t bytes[PERF_MAX_SIZES];
     size_t count = list_sizes(worker->plan, bytes);
     bool prints = worker->rank[0].rank == 0;
-    if (prints && worker->plan->device == ONEHOP_DEVICE_HOST)
+    if (prints && worker->plan->device == ONEHOP_DEVICE_HOST) {
+        perf_pin(worker, false); /* it takes two */
         perf_measure_floor(bytes, count, &worker->floor);
+        perf_pin(worker, true);
+    }
     if (prints) perf_print_header(worker);
     onehop_result result = perf_barrier(worker);
     for (size_t i = 0; i < count && result == ONEHOP_OK; i++) {
