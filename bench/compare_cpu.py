@@ -29,7 +29,7 @@ def flags():
     parser = compare.parser(__doc__.splitlines()[0], 32 << 20, TYPES)
     parser.add_argument("-g", "--ranks", default="2,4,8,16", help="default %(default)s")
     parser.add_argument("--peers", default="gloo,mpi", help="default %(default)s")
-    parser.add_argument("-n", "--iters", type=int, choices=range(1, MAX_SAMPLES + 1), metavar="N",
+    parser.add_argument("-n", "--iters", type=compare.integer(1, MAX_SAMPLES), metavar="N",
                         help="samples of everyone; default: as many as take 0.2 s")
     parser.add_argument("--no-pin", action="store_true", help="leave all processes to the scheduler")
     parser.add_argument("--rank", type=int, help=compare.argparse.SUPPRESS)

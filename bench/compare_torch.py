@@ -32,7 +32,7 @@ NCCL = {"nccl": "out-of-place", "nccl-symm": "out-of-place"}
 
 def flags():
     parser = compare.parser(__doc__.splitlines()[0], 64 << 20, ("bfloat16",))
-    parser.add_argument("-g", "--ranks", type=int, help="GPUs, default all")
+    parser.add_argument("-g", "--ranks", type=compare.integer(2, 16), metavar="N", help="GPUs, default all")
     parser.add_argument("--early-trigger", action="store_true", help="ours with the promise of this flag of perf")
     parser.add_argument("--compare", default="", metavar="LIST", help="nccl, nccl-symm: also, by onehop perf")
     parser.add_argument("--nccl-lib", metavar="PATH", help="default: the one of PyTorch's wheels, if there is one")

@@ -407,7 +407,8 @@ class Check(unittest.TestCase):
             process.wait()
         self.assertEqual(process.returncode, 4, out + err)
         self.assertIn("rank 2", err)
-        self.assertIn("?", out)
+        self.assertIn("ENDED EARLY: 4 ranks (process), 1 of 2 runs", out)
+        self.assertIn("runs ended early", out)
 
 
 class Faults(unittest.TestCase):

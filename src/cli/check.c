@@ -15,9 +15,9 @@
 
 enum {
     SMALL_SLOT = 8192,
-    CALLS = 2, /* one per phase */
+    CALLS = 2,            /* one per phase */
     DEADLINE_MS = 120000, /* of a call, where many ranks share few cores */
-    MANY_RANKS = 8, /* beyond, the short lists: ranks that outnumber the cores are slow */
+    MANY_RANKS = 8,       /* beyond, the short lists: ranks that outnumber the cores are slow */
     REFERENCE_BUDGET = 1 << 24, /* elements made by all ranks to verify one call */
 };
 
@@ -35,13 +35,17 @@ typedef struct check_run {
     const size_t *counts;
 } check_run;
 
-bool check_applies(int algorithm, int source, int world_size) {
-    const char *name = onehop_algorithm_name((onehop_algorithm)algorithm);
-    bool pulls = algorithm == ONEHOP_1SHOT_PULL || algorithm == ONEHOP_2SHOT_PULL;
-    if (strcmp(name, "unknown") == 0) return false;
-    if (pulls != (source != ONEHOP_SOURCE_NONE)) return false;
-    if (algorithm == ONEHOP_ALGORITHM_AUTO) return true;
-    return (algorithm == ONEHOP_LOCAL_COPY) == (world_size == 1);
+check_kind check_kind_of(int number) {
+    return (check_kind){(onehop_algorithm)(number / 8), (onehop_source)(number / 2 % 4),
+                        number % 2 != 0};
+}
+
+bool check_applies(check_kind kind, int world_size) {
+    bool pulls = kind.algorithm == ONEHOP_1SHOT_PULL || kind.algorithm == ONEHOP_2SHOT_PULL;
+    if (strcmp(onehop_algorithm_name(kind.algorithm), "unknown") == 0) return false;
+    if (pulls != (kind.source != ONEHOP_SOURCE_NONE)) return false;
+    if (kind.algorithm == ONEHOP_ALGORITHM_AUTO) return true;
+    return (kind.algorithm == ONEHOP_LOCAL_COPY) == (world_size == 1);
 }
 
 /* ---- one cell ---- */
@@ -115,24 +119,23 @@ static onehop_result check_type(perf_worker *worker, perf_plan *plan) {
     const check_run *run = worker->user;
     bool reports = worker->rank[0].rank == 0;
     onehop_result result = perf_fill_inputs(worker);
-    for (int a = 0; a < CHECK_ALGORITHMS; a++)
-        for (int s = 0; s < CHECK_SOURCES; s++)
-            for (int graph = 0; graph < 2 && result == ONEHOP_OK; graph++) {
-                check_cell *shared = &run->column->cell[a][s][graph][plan->dtype];
-                check_cell own = *shared;
-                if (!check_applies(a, s, plan->world_size)) continue;
-                plan->algorithm = (onehop_algorithm)a;
-                plan->source = (onehop_source)s;
-                plan->graph = graph;
-                if (reports) show_progress(run, plan);
-                result = try_messages(worker, &own);
-                if (reports) *shared = own;
-            }
+    for (int k = 0; k < CHECK_KINDS && result == ONEHOP_OK; k++) {
+        check_kind kind = check_kind_of(k);
+        check_cell *shared = &run->column->cell[k][plan->dtype];
+        check_cell own = *shared;
+        if (!check_applies(kind, plan->world_size)) continue;
+        plan->algorithm = kind.algorithm;
+        plan->source = kind.source;
+        plan->graph = kind.graph;
+        if (reports) show_progress(run, plan);
+        result = try_messages(worker, &own);
+        if (reports) *shared = own;
+    }
     return result;
 }
 
 static bool column_is_wrong(const check_column *column) {
-    const check_cell *cells = &column->cell[0][0][0][0];
+    const check_cell *cells = &column->cell[0][0];
     for (size_t i = 0; i < sizeof column->cell / sizeof *cells; i++)
         if (cells[i].wrong || cells[i].outside) return true;
     return false;
@@ -177,6 +180,7 @@ static void run_column(check_report *report, check_column *column, const perf_pl
     perf_fresh_name(&plan);
     int code = perf_start(&plan, check_body, &run);
     if (code > column->code) column->code = code;
+    column->lost += code > CLI_WRONG_DATA;
 }
 
 /* ---- which ---- */
@@ -216,8 +220,11 @@ static bool is_taken(const check_flags *flags, int world_size) {
 }
 
 static void choose_on_host(check_report *report, const check_flags *flags) {
-    for (int w = 1; w <= ONEHOP_MAX_RANKS; w++)
-        if (is_taken(flags, w)) add(report, flags, w, LAYOUT_PROCESS, 0);
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    for (int w = 1; w <= ONEHOP_MAX_RANKS; w++) {
+        bool too_slow = w > MANY_RANKS && w > 2 * cores && flags->ranks < 0;
+        if (is_taken(flags, w) && !too_slow) add(report, flags, w, LAYOUT_PROCESS, 0);
+    }
     for (int w = 2; w <= 4 && flags->quick <= 0; w += 2) {
         add(report, flags, w, LAYOUT_THREAD, 0);
         add(report, flags, w, LAYOUT_SINGLE, 0);

@@ -7,13 +7,24 @@
 #include <stdio.h>
 
 enum {
-    CHECK_ALGORITHMS = 16, /* values of onehop_algorithm, and so on */
-    CHECK_SOURCES = 4,
+    CHECK_KINDS = 16 * 4 * 2, /* algorithms, sources, modes */
     CHECK_DTYPES = 4,
     CHECK_COLUMNS = 40,
 };
 
-/* One algorithm over one source, in one mode, for one type, world size and layout. */
+/* A kind of call; the numbers 0 .. CHECK_KINDS - 1 name all there could be. */
+typedef struct check_kind {
+    onehop_algorithm algorithm;
+    onehop_source source;
+    bool graph;
+} check_kind;
+
+check_kind check_kind_of(int number);
+
+/* Whether a group of that many ranks makes such calls, if the machine can. */
+bool check_applies(check_kind kind, int world_size);
+
+/* One kind of call for one type, world size and layout. */
 typedef struct check_cell {
     bool tried;
     uint64_t outputs;  /* compared: one per rank, call and replay */
@@ -26,8 +37,9 @@ typedef struct check_cell {
 typedef struct check_column {
     int world_size, ranks_per_device;
     perf_layout layout;
-    int code;                                                          /* largest exit code */
-    check_cell cell[CHECK_ALGORITHMS][CHECK_SOURCES][2][CHECK_DTYPES]; /* third index: graph */
+    int code; /* largest exit code */
+    int lost; /* runs that ended early */
+    check_cell cell[CHECK_KINDS][CHECK_DTYPES];
 } check_column;
 
 /* In memory that all ranks share; zero at first. */
@@ -39,12 +51,9 @@ typedef struct check_report {
     check_column column[CHECK_COLUMNS];
 } check_report;
 
-/* The algorithms and sources that fit a group of that many ranks, whether the machine has them or
- * not. */
-bool check_applies(int algorithm, int source, int world_size);
-
 typedef struct check_totals {
-    uint64_t ran, skipped, failed, missing; /* cells */
+    uint64_t ran, skipped, missing; /* cells */
+    int lost;                       /* runs */
     uint64_t outputs, wrong, outside;
 } check_totals;
 
