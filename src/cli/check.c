@@ -9,6 +9,7 @@
 #include "cli/json.h"
 #include "cli/options.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -261,6 +262,9 @@ static int check(check_report *report, const check_flags *flags, perf_plan *plan
     if (code == CLI_OK) code = perf_find_device(plan, flags->device);
     if (code == CLI_OK) code = choose(report, flags, plan);
     if (code != CLI_OK) return code;
+    /* As perf_start does for ranks that share a GPU, but before any run of this process has opened
+     * the driver. */
+    if (plan->device == ONEHOP_DEVICE_CUDA) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     report->device = plan->device;
     report->progress = isatty(STDERR_FILENO);
     for (int i = 0; i < report->columns; i++) {
