@@ -111,11 +111,16 @@ int main(int argc, char **argv) {
     sentinels_as_data();
     ranks_disagree(2);
     ranks_disagree(3);
-    for (int i = 0; i < 2; i++)
-        for (int b = 1; b <= 2; b++) {
-            counters_wrap(2, starts[i], grids[b]);
-            counters_wrap(4, starts[i], grids[b]);
-        }
+    for (int form = 1; form >= 0; form--) {
+        lanes_push_whole_chunk = (oh_u32)form;
+        for (int i = 0; i < 2; i++)
+            for (int b = 1; b <= 2; b++) {
+                counters_wrap(2, starts[i], grids[b]);
+                counters_wrap(4, starts[i], grids[b]);
+            }
+    }
+    many_chunks(2, 2);
+    lanes_push_whole_chunk = 1;
     any_grid_after_any(2, 2);
     any_grid_after_any(4, 2);
     any_grid_after_any(3, 3);

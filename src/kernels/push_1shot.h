@@ -134,83 +134,131 @@ OH_FN oh_i32 oh_finish_unit(const oh_args *a, const oh_message *m, oh_u32 unit, 
     return 1;
 }
 
-/* What is left of a call for one thread: units i, i + stride, ... of the first chunk and all of the
- * others; any alignment, any wait. `pushed`: unit i is on its way already. Nonzero: the
- * communicator is dead. */
-OH_FN oh_u32 oh_push_rest(const oh_args *a, oh_grid g, oh_u32 epoch, oh_u32 i, oh_u32 pushed,
+/* How far a thread has come: units of `chunk` before `unit` are done, `pushed` more are on their
+ * way. */
+typedef struct oh_push_state {
+    oh_u32 chunk, unit, pushed;
+} oh_push_state;
+
+/* The place of a chunk, from a slot's begin in phase 0. */
+OH_FN oh_u64 oh_push_place(const oh_args *a, oh_u32 phase, oh_u32 chunk) {
+    return (phase ? a->phase_bytes : 0) + (chunk & 1 ? a->chunk_bytes : 0);
+}
+
+/* What is left of a call for one thread; any alignment, any wait. Nonzero: the communicator is
+ * dead. */
+OH_FN oh_u32 oh_push_rest(const oh_args *a, oh_grid g, oh_call_state c, oh_push_state s,
                           oh_u32 dtype, oh_u32 world) {
     const oh_u32 stride = (g.blocks - 1) * g.threads, ranks = world ? world : a->world;
-    oh_u32 chunk;
     OH_NO_UNROLL
-    for (chunk = 0; chunk < a->chunks; chunk++) {
-        const oh_message m = oh_message_of(a, dtype, chunk);
-        const oh_u64 place = (epoch & 1 ? a->phase_bytes : 0) + (chunk & 1 ? a->chunk_bytes : 0);
+    for (; s.chunk < a->chunks; s.chunk++) {
+        const oh_message m = oh_message_of(a, dtype, s.chunk);
+        const oh_u64 place = oh_push_place(a, c.phase, s.chunk);
         oh_u32 u;
-        if (chunk) {
-            oh_fence_acq_rel_sys();
-            i = g.block * g.threads + g.thread;
-        }
         if (OH_PUSH_WHOLE_CHUNK)
-            for (u = i; u < m.units; u += stride)
+            for (u = s.unit; u < m.units; u += stride)
                 oh_push_unit(a, place + (oh_u64)u * OH_UNIT_BYTES, oh_load_unit(&m, u, dtype),
                              dtype, ranks);
         OH_NO_UNROLL
-        for (u = i; u < m.units; u += stride) {
+        for (u = s.unit; u < m.units; u += stride) {
             const oh_u64 at = place + (oh_u64)u * OH_UNIT_BYTES;
-            if (!OH_PUSH_WHOLE_CHUNK && !pushed)
+            if (s.pushed)
+                s.pushed--;
+            else if (!OH_PUSH_WHOLE_CHUNK)
                 oh_push_unit(a, at, oh_load_unit(&m, u, dtype), dtype, ranks);
-            pushed = 0;
-            if (!oh_finish_unit(a, &m, u, at, epoch, g.thread == 0, dtype, world)) return 1;
+            if (!oh_finish_unit(a, &m, u, at, c.epoch, g.thread == 0, dtype, world)) return 1;
         }
+        s.unit = g.block * g.threads + g.thread;
+        s.pushed = 0;
+        if (s.chunk + 1 < a->chunks) oh_fence_acq_rel_sys();
     }
     return 0;
 }
 
-/* The kernel. `world` 0: the generic instance. The last block carries the signature.
- *
- * The fast path is kept short, since a small call lasts as long as its instructions take: whole
- * units of the first chunk that arrive within OH_POLLS looks. No function is called there, so
- * registers stay free. All else is left to oh_push_rest. The first unit is loaded together with the
- * epoch, the next one while this one is on its way. */
-OH_FN void oh_push_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
-    const oh_u32 whole = OH_PUSH_WHOLE_CHUNK || !world ? 0 : a->whole;
+/* Whole units before the end of a chunk, or before the message's. */
+OH_FN oh_u32 oh_push_whole(const oh_args *a, oh_u32 dtype, oh_u32 chunk) {
+    const oh_u64 units = a->chunk_bytes / OH_UNIT_BYTES,
+                 left = a->count * OH_ELEMENT_BYTES(dtype) / OH_UNIT_BYTES - chunk * units;
+    return a->whole ? (oh_u32)(left < units ? left : units) : 0;
+}
+
+/* The fast path: whole units that arrive within OH_POLLS looks. It is kept short, since a small
+ * call lasts as long as its instructions take; no function is called here, so registers stay free.
+ * A thread pushes its next unit before it polls this one: then the link is busy while it waits, and
+ * what it polls has mostly arrived. Never across chunks: chunk c+1 is pushed when chunk c is read.
+ * `own` is unit `s.unit` of the first chunk. Returns where it stopped. */
+OH_FN oh_push_state oh_push_fast(const oh_args *a, oh_grid g, oh_call_state c, oh_push_state s,
+                                 oh_unit own, oh_u32 dtype, oh_u32 world) {
     const oh_u32 stride = (g.blocks - 1) * g.threads;
-    oh_u32 i = g.block * g.threads + g.thread, pushed = 0, n;
+    oh_u32 whole = a->whole;
+    oh_u64 in = a->in, out = a->out, place = oh_push_place(a, c.phase, 0);
+    for (;;) {
+        oh_unit next = own, later = own;
+        if (s.unit < whole) {
+            oh_push_unit(a, place + (oh_u64)s.unit * OH_UNIT_BYTES, own, dtype, world);
+            s.pushed = 1;
+        }
+        if (a->early_trigger) oh_pdl_trigger();
+        if (s.unit + stride < whole)
+            next = oh_ld_unit(in + (oh_u64)(s.unit + stride) * OH_UNIT_BYTES);
+        OH_NO_UNROLL
+        while (s.unit < whole) {
+            const oh_u64 at = place + (oh_u64)s.unit * OH_UNIT_BYTES;
+            oh_unit v[OH_MAX_RANKS];
+            oh_u32 n = 0;
+            if (s.unit + stride < whole) {
+                oh_push_unit(a, at + (oh_u64)stride * OH_UNIT_BYTES, next, dtype, world);
+                s.pushed = 2;
+                if (s.unit + 2 * stride < whole)
+                    later = oh_ld_unit(in + (oh_u64)(s.unit + 2 * stride) * OH_UNIT_BYTES);
+            }
+            OH_NO_UNROLL
+            while (oh_look(a, at, v, world) >= 0 && ++n < OH_POLLS) {
+            }
+            if (OH_UNLIKELY(n == OH_POLLS)) return s;
+            oh_st_unit(out + (oh_u64)s.unit * OH_UNIT_BYTES,
+                       oh_sum_sources(a, v, own, dtype, world));
+            oh_rearm(a, at, world);
+            s.pushed--;
+            s.unit += stride;
+            own = next;
+            next = later;
+        }
+        if (s.chunk + 1 >= a->chunks) return s;
+        s.chunk++;
+        s.unit = g.block * g.threads + g.thread;
+        in += a->chunk_bytes;
+        out += a->chunk_bytes;
+        place = oh_push_place(a, c.phase, s.chunk);
+        whole = oh_push_whole(a, dtype, s.chunk);
+        oh_fence_acq_rel_sys();
+        if (s.unit < whole) own = oh_ld_unit(in + (oh_u64)s.unit * OH_UNIT_BYTES);
+    }
+}
+
+/* The kernel. `world` 0: the generic instance. The last block carries the signature. The first unit
+ * is loaded together with the epoch. */
+OH_FN void oh_push_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
+    const oh_u32 fast = !OH_PUSH_WHOLE_CHUNK && world && a->whole,
+                 i = g.block * g.threads + g.thread;
     const oh_u64 in = a->in + (oh_u64)i * OH_UNIT_BYTES, epoch_word = oh_epoch_word(a, g.block);
     oh_signature_words words = {0, 0};
-    oh_unit own = oh_unit_armed(), next = own, v[OH_MAX_RANKS];
+    oh_unit own = oh_unit_armed();
+    oh_push_state s = {0, i, 0};
     oh_call_state c;
     if (g.block == g.blocks - 1) words = oh_signature_words_of(a, g.thread);
-    if (i < whole) oh_prefetch(in);
+    if (i < a->whole) oh_prefetch(in);
     oh_prefetch(epoch_word);
     oh_pdl_wait();
     if (g.block == g.blocks - 1) {
         oh_signature_block(a, g, epoch_word, words);
         return;
     }
-    if (i < whole) own = oh_ld_unit(in);
+    if (fast && i < a->whole) own = oh_ld_unit(in);
     c = oh_call_begin(epoch_word);
-    OH_NO_UNROLL
-    while (i < whole) {
-        const oh_u64 at = (c.phase ? a->phase_bytes : 0) + (oh_u64)i * OH_UNIT_BYTES;
-        if (OH_UNLIKELY(c.dead)) break;
-        oh_push_unit(a, at, own, dtype, world);
-        if (a->early_trigger) oh_pdl_trigger();
-        pushed = 1;
-        if (i + stride < whole) next = oh_ld_unit(a->in + (oh_u64)(i + stride) * OH_UNIT_BYTES);
-        n = 0;
-        OH_NO_UNROLL
-        while (oh_look(a, at, v, world) >= 0 && ++n < OH_POLLS) {
-        }
-        if (OH_UNLIKELY(n == OH_POLLS)) break;
-        oh_st_unit(a->out + (oh_u64)i * OH_UNIT_BYTES, oh_sum_sources(a, v, own, dtype, world));
-        oh_rearm(a, at, world);
-        pushed = 0;
-        i += stride;
-        own = next;
-    }
-    if (OH_UNLIKELY(!c.dead && (i < a->units || a->chunks > 1)))
-        c.dead = oh_push_rest(a, g, c.epoch, i, pushed, dtype, world);
+    if (fast && !c.dead) s = oh_push_fast(a, g, c, s, own, dtype, world);
+    if (OH_UNLIKELY(!c.dead && (s.unit < a->units || s.chunk + 1 < a->chunks)))
+        c.dead = oh_push_rest(a, g, c, s, dtype, world);
     oh_call_end(a, g, c);
 }
 

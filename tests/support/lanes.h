@@ -93,6 +93,14 @@ static inline const oh_vector *chaos_vector_table(void) {
 }
 
 /* ---- the bodies, compiled here --------------------------------------------------------------- */
+#include "kernels/prim.h"
+
+/* 1: all units of a chunk are pushed before any is polled, as the host device does. 0: unit by
+ * unit, as a GPU does. */
+static oh_u32 lanes_push_whole_chunk = 1;
+#undef OH_PUSH_WHOLE_CHUNK
+#define OH_PUSH_WHOLE_CHUNK lanes_push_whole_chunk
+
 #include "kernels/pull_1shot.h"
 #include "kernels/pull_2shot.h"
 #include "kernels/push_1shot.h"
