@@ -116,12 +116,17 @@ class Flags(unittest.TestCase):
             (["-o", "max"], ["-o", "max", "sum"]),
             (["--device", "tpu"], ["--device", "tpu"]),
             (["--layout=ring"], ["--layout", "ring"]),
+            (["--source", "disk"], ["--source", "disk", "multicast"]),
+            (["--compare", "gloo"], ["--compare", "gloo", "nccl-symm"]),
+            (["--compare", "nccl,gloo"], ["--compare", "gloo"]),
+            (["--compare", "nccl,"], ["--compare"]),
             (["--eager=1"], ["--eager"]),
             (["--bogus"], ["--bogus"]),
             (["-z"], ["-z"]),
             (["stray"], ["stray"]),
             (["--device", "host", "--algo", "ring"], ["--algo", "ring", "1shot_push"]),
             (["--device", "host", "-b", "4K", "-e", "1K"], ["-b", "-e"]),
+            (["--device", "host", "--layout", "single", "--pin"], ["--pin"]),
             (["--device", "host", "-b", "2"], ["-b", "element"]),
             (["--device", "host", "--eager", "-G", "3"], ["--eager", "-G"]),
             (["--device", "host", "--ranks-per-device", "2"], ["--ranks-per-device"]),
@@ -252,7 +257,10 @@ class Perf(unittest.TestCase):
 
     def test_options(self):
         self.good(*SMALL, "-n", "20", "--rotate")
+        self.good(*SMALL, "-n", "20", "--pin")
         self.good(*SMALL, "-n", "20", "--algo", "1shot_push")
+        table = self.good(*SMALL, "-n", "20", "--algo", "1shot_pull", "--source", "workspace")
+        self.assertIn("# source: workspace", table)
         done = run("perf", *SMALL, "-n", "20", "-c", "0")
         self.assertEqual(done.returncode, 0)
         self.assertIn("N/A", done.stdout)
@@ -311,9 +319,15 @@ class Perf(unittest.TestCase):
         self.assertEqual(outputs[1][0], "")
 
     def test_unsupported(self):
-        done = run("perf", "--device", "host", "--compare", "nccl")
-        self.assertEqual(done.returncode, 3, done.stderr)
-        self.assertIn("--compare", done.stderr)
+        for peers in ("nccl", "nccl-symm", "nccl,nccl-symm"):
+            done = run("perf", "--device", "host", "--compare", peers)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn("--compare", done.stderr)
+        # What the library refuses, in its words.
+        for algorithm, source in (("1shot_push", "workspace"), ("2shot_pull", "multicast")):
+            done = run("perf", *SMALL, "--algo", algorithm, "--source", source)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn(source, done.stderr)
         if has_gpu():
             self.skipTest("there is a GPU")
         done = run("perf", "--device", "cuda")
@@ -332,6 +346,69 @@ class Perf(unittest.TestCase):
             "ONEHOP_TIMEOUT_MS",
         ):
             self.assertIn(word, done.stdout)
+
+
+class Check(unittest.TestCase):
+    QUICK = ["check", "--device", "host", "--quick"]
+
+    def report(self, *args):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "out.json")
+            done = run(*self.QUICK, "--json", path, *args)
+            with open(path) as file:
+                return done, json.load(file)
+
+    def test_three_ranks(self):
+        done, data = self.report("-g", "3")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"(?m)^# 0 wrong\n\Z")
+        self.assertEqual(done.stderr, "")  # no progress into a pipe
+        self.assertEqual(data["schema"], "onehop-check/1")
+        self.assertEqual((data["wrong"], data["out_of_bounds"], data["not_reached"]), (0, 0, 0))
+        cells = data["cells"]
+        self.assertEqual(len(cells), data["ran"] + data["skipped"])
+        self.assertEqual(data["outputs"], sum(cell["outputs"] for cell in cells))
+        ok = [cell for cell in cells if cell["state"] == "ok"]
+        self.assertEqual({cell["type"] for cell in ok}, {"float32", "float16", "bfloat16"})
+        self.assertEqual({cell["mode"] for cell in ok}, {"eager", "graph"})
+        for name in "auto", "1shot_push", "1shot_pull", "2shot_pull", "host_1shot", "host_2shot":
+            self.assertIn(name, {cell["algorithm"] for cell in ok})
+        for cell in cells:
+            self.assertEqual(cell["ranks"], 3)
+            self.assertTrue(cell["outputs"] or cell["refused"], cell)
+
+    def test_finds_one_wrong_bit(self):
+        done, data = self.report("-g", "2", "--corrupt", "77")
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        wrong = [cell for cell in data["cells"] if cell["state"] == "wrong"]
+        # Once in each of the two runs.
+        self.assertEqual([cell["wrong"] for cell in wrong], [1, 1])
+        self.assertRegex(done.stdout, r"(?m)^# 2 wrong\n\Z")
+        self.assertIn(f"WRONG: {wrong[0]['algorithm']}, ", done.stdout)
+
+    def test_flags(self):
+        for args, word in ((["-g", "17"], "-g"), (["--json", "/nonexistent/x"], "-J"), (["stray"], "stray")):
+            done = run("check", *args)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(word, done.stderr)
+        self.assertNotIn("corrupt", run("check", "--help").stdout)
+
+    def test_lost_rank(self):
+        process = start(*self.QUICK, "-g", "4")
+        try:
+            deadline = time.monotonic() + LIMIT
+            while len(children(process.pid)) < 4:
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.01)
+            os.kill(children(process.pid)[2], signal.SIGKILL)
+            out, err = process.communicate(timeout=LIMIT)
+        finally:
+            process.kill()
+            process.wait()
+        self.assertEqual(process.returncode, 4, out + err)
+        self.assertIn("rank 2", err)
+        self.assertIn("ENDED EARLY: 4 ranks (process), 1 of 2 runs", out)
+        self.assertIn("runs ended early", out)
 
 
 class Faults(unittest.TestCase):

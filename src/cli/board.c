@@ -17,6 +17,10 @@ perf_board *board_create(void) {
     return memory == MAP_FAILED ? NULL : memory;
 }
 
+void board_destroy(perf_board *board) {
+    munmap(board, sizeof *board);
+}
+
 void board_fail(perf_board *board, int rank, int code, const char *text) {
     board_row *row = &board->row[rank];
     uint32_t none = 0;

@@ -21,10 +21,14 @@ enum cli_exit {
 
 /* argv[0] is the subcommand's name. Each returns an exit code. */
 int cli_perf(int argc, char **argv);
+int cli_check(int argc, char **argv);
 int cli_info(int argc, char **argv);
 
 /* The exit code that tells of an error. */
 int cli_exit_for(onehop_result result);
+
+/* Name of the subcommand that runs. */
+extern const char *cli_command;
 
 /* "onehop <command>: <text>" on stderr; returns `code`. */
 int cli_fail(const char *command, int code, const char *format, ...)

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+const char *cli_command = "";
+
 static int command_version(int argc, char **argv) {
     if (argc > 1) return cli_fail("version", CLI_USAGE, "unexpected argument '%s'", argv[1]);
     printf("onehop %s (commit %s)\n", cli_version(), ONEHOP_COMMIT);
@@ -19,6 +21,7 @@ static const struct command {
     const char *summary;
 } commands[] = {
     {"perf", cli_perf, "time and verify all-reduce on this machine"},
+    {"check", cli_check, "compare all that this machine can do with a scalar reference"},
     {"info", cli_info, "devices, links, memory, environment variables"},
     {"version", command_version, "version of the tool and its library"},
     {"help", command_help, "this text; `onehop perf --help` for the flags of perf"},
@@ -45,7 +48,7 @@ static int command_help(int argc, char **argv) {
     }
     const struct command *command = find_command(argv[1]);
     if (!command) return cli_fail("help", CLI_USAGE, "no command '%s'", argv[1]);
-    if (command->run != cli_perf && command->run != cli_info) {
+    if (command->run == command_version || command->run == command_help) {
         printf("onehop %s: %s\n", command->name, command->summary);
         return CLI_OK;
     }
@@ -101,6 +104,7 @@ int main(int argc, char **argv) {
         print_commands(stderr);
         return CLI_USAGE;
     }
+    cli_command = command->name;
     int code = command->run(argc - 1, argv + 1);
     if (fflush(stdout) != 0 && code == CLI_OK) code = CLI_UNSUPPORTED;
     return code;

@@ -76,6 +76,23 @@ static options_result store_word(const char *command, const option_row *row, spe
     return refuse_word(command, row, flag, value);
 }
 
+static options_result store_words(const char *command, const option_row *row, spelling flag,
+                                  const char *value, int64_t *place) {
+    int64_t bits = 0, index;
+    for (const char *at = value;;) {
+        char word[64];
+        size_t length = strcspn(at, ",");
+        snprintf(word, sizeof word, "%.*s", (int)length, at);
+        options_result result = store_word(command, row, flag, word, &index);
+        if (result != OPTIONS_OK) return result;
+        bits |= (int64_t)1 << index;
+        if (!at[length]) break;
+        at += length + 1;
+    }
+    *place = bits;
+    return OPTIONS_OK;
+}
+
 static options_result store(const char *command, const option_row *row, spelling flag,
                             const char *value, void *into) {
     void *field = (char *)into + row->offset;
@@ -86,6 +103,8 @@ static options_result store(const char *command, const option_row *row, spelling
         return OPTIONS_OK;
     case OPTION_WORD:
         return store_word(command, row, flag, value, field);
+    case OPTION_WORDS:
+        return store_words(command, row, flag, value, field);
     case OPTION_SWITCH:
         break;
     case OPTION_INTEGER:
@@ -156,6 +175,7 @@ void options_print_help(const option_row *rows, size_t count) {
     for (size_t i = 0; i < count; i++) {
         const option_row *row = &rows[i];
         char flag[64], letter[8] = "    ";
+        if (!row->help) continue;
         if (row->letter) snprintf(letter, sizeof letter, "-%c, ", row->letter);
         snprintf(flag, sizeof flag, "%s--%s%s%s", letter, row->name, row->value ? " " : "",
                  row->value ? row->value : "");

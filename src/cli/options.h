@@ -11,6 +11,7 @@ typedef enum option_kind {
     OPTION_INTEGER, /* decimal digits */
     OPTION_SIZE,    /* decimal digits and an optional K, M or G (1024, 1024^2, 1024^3) */
     OPTION_WORD,    /* one of `words`; stores its index modulo `high`, if high > 0 */
+    OPTION_WORDS,   /* some of `words` between commas; stores a bit for each, by index */
     OPTION_TEXT,    /* stores a const char * */
 } option_kind;
 
@@ -24,7 +25,7 @@ typedef struct option_row {
     int64_t low, high;        /* accepted range of integers and sizes */
     const char *const *words; /* ends with NULL */
     const char *value;        /* name of the value in the help */
-    const char *help;
+    const char *help;         /* NULL: not in the help */
 } option_row;
 
 typedef enum options_result {

@@ -1,18 +1,18 @@
-/* `onehop perf`: flags, the plan made of them and of the machine, and the start of the ranks. */
+/* `onehop perf`: flags, and the plan made of them and of the machine. */
 #include "cli/perf.h"
+#include "cli/json.h"
 #include "cli/options.h"
 
-#include <libgen.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 /* -1: not given. */
 typedef struct perf_flags {
     int64_t min_bytes, max_bytes, factor, calls, warmup, check, dtype, op, replays;
-    int64_t ranks, device, layout, ranks_per_device, eager, rotate, early_trigger, compare;
+    int64_t ranks, device, layout, ranks_per_device, eager, rotate, early_trigger, compare, source,
+        pin;
     const char *algorithm, *nccl_path, *json_path;
 } perf_flags;
 
@@ -21,9 +21,11 @@ static const char *const dtype_words[] = {"float", "half", "bfloat16", "float32"
                                           "bf16",  "fp32", "fp16",     NULL};
 static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
 static const char *const op_words[] = {"sum", NULL};
-static const char *const device_words[] = {"auto", "cuda", "host", NULL};
 static const char *const layout_words[] = {"process", "thread", "single", NULL};
-static const char *const compare_words[] = {"nccl", NULL};
+/* In the order of onehop_source. */
+static const char *const source_words[] = {"auto", "workspace", "graph", "multicast", NULL};
+/* In the order of PEER_. */
+static const char *const compare_words[] = {"nccl", "nccl-symm", NULL};
 
 #define FIELD(name) offsetof(perf_flags, name)
 #define MAX_BYTES   ((int64_t)1 << 40)
@@ -49,21 +51,25 @@ static const option_row rows[] = {
      "float, half or bfloat16 (float)"},
     {'o', "op", OPTION_WORD, FIELD(op), 0, 0, op_words, "OP", "sum"},
     {'J', "json", OPTION_TEXT, FIELD(json_path), 0, 0, NULL, "FILE", "write results as JSON"},
-    {0, "device", OPTION_WORD, FIELD(device), 0, 0, device_words, "KIND",
+    {0, "device", OPTION_WORD, FIELD(device), 0, 0, perf_device_words, "KIND",
      "auto, cuda or host (auto)"},
     {0, "layout", OPTION_WORD, FIELD(layout), 0, 0, layout_words, "KIND",
      "process or thread per rank, or a single thread for all (process)"},
     {0, "ranks-per-device", OPTION_INTEGER, FIELD(ranks_per_device), 1, ONEHOP_MAX_RANKS, NULL, "K",
      "ranks that share a GPU (1)"},
     {0, "algo", OPTION_TEXT, FIELD(algorithm), 0, 0, NULL, "NAME", "force an algorithm (auto)"},
+    {0, "source", OPTION_WORD, FIELD(source), 0, 0, source_words, "NAME",
+     "where pull algorithms read: workspace, graph or multicast (auto)"},
     {0, "rotate", OPTION_SWITCH, FIELD(rotate), 0, 0, NULL, NULL,
      "rotate over buffers of five times the cache, instead of one hot buffer"},
     {0, "early-trigger", OPTION_SWITCH, FIELD(early_trigger), 0, 0, NULL, NULL,
      "promise that nothing else spins on these GPUs"},
-    {0, "compare", OPTION_WORD, FIELD(compare), 0, 0, compare_words, "LIBRARY",
-     "nccl: time it beside, in the same run (GPUs)"},
+    {0, "pin", OPTION_SWITCH, FIELD(pin), 0, 0, NULL, NULL,
+     "host: keep each rank on a processor of its own"},
+    {0, "compare", OPTION_WORDS, FIELD(compare), 0, 0, compare_words, "LIST",
+     "nccl, nccl-symm: time them beside, in the same run (GPUs)"},
     {0, "nccl-lib", OPTION_TEXT, FIELD(nccl_path), 0, 0, NULL, "PATH",
-     "the library for --compare nccl (libnccl.so.2)"},
+     "the library for --compare (libnccl.so.2)"},
 };
 
 static int usage(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -108,24 +114,7 @@ static int plan_environment(perf_plan *plan, const perf_flags *flags) {
 }
 
 static int plan_device(perf_plan *plan, const perf_flags *flags) {
-    static const char *const words[] = {"auto", "cuda", "host", NULL};
-    int kind = (int)given(flags->device, 0);
-    if (kind == 0 && oh_env_word(OH_ENV_DEVICE, words, 0, &kind) != ONEHOP_OK)
-        return usage("%s", onehop_last_error());
-    cuda_census census = {0, "the driver could not be asked"};
-    if (kind != ONEHOP_DEVICE_HOST) {
-        /* Not in this process if it is going to fork. */
-        if (plan->env_rank >= 0)
-            cuda_take_census(&census);
-        else
-            ranks_ask_child(cuda_take_census, &census, sizeof census);
-    }
-    if (kind == ONEHOP_DEVICE_CUDA && census.count == 0)
-        return cli_fail("perf", CLI_UNSUPPORTED, "%s: %s",
-                        flags->device > 0 ? "--device cuda" : "ONEHOP_DEVICE=cuda", census.reason);
-    plan->devices = census.count;
-    plan->device = census.count ? ONEHOP_DEVICE_CUDA : ONEHOP_DEVICE_HOST;
-    return CLI_OK;
+    return perf_find_device(plan, flags->device);
 }
 
 static int plan_ranks_on_gpus(perf_plan *plan, const perf_flags *flags) {
@@ -152,6 +141,9 @@ static int plan_ranks(perf_plan *plan, const perf_flags *flags) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     plan->layout = (perf_layout)given(flags->layout, LAYOUT_PROCESS);
     plan->ranks_per_device = (int)given(flags->ranks_per_device, 1);
+    plan->pin = flags->pin > 0;
+    if (plan->pin && (plan->device == ONEHOP_DEVICE_CUDA || plan->layout == LAYOUT_SINGLE))
+        return usage("--pin: for ranks on the host, a process or a thread each");
     if (plan->device == ONEHOP_DEVICE_CUDA) return plan_ranks_on_gpus(plan, flags);
     if (flags->ranks_per_device > 1)
         return usage("--ranks-per-device %d: the host is one device; use -g",
@@ -181,6 +173,9 @@ static int plan_sizes(perf_plan *plan, const perf_flags *flags) {
 static int plan_algorithm(perf_plan *plan, const perf_flags *flags) {
     char list[256] = "auto";
     plan->algorithm = ONEHOP_ALGORITHM_AUTO;
+    plan->source = (onehop_source)given(flags->source, ONEHOP_SOURCE_NONE);
+    /* GPUs share any memory that perf takes. */
+    plan->mapped = plan->source == ONEHOP_SOURCE_GRAPH && plan->device == ONEHOP_DEVICE_HOST;
     if (!flags->algorithm || strcmp(flags->algorithm, "auto") == 0) return CLI_OK;
     for (int value = 1; value < 32; value++) {
         const char *name = onehop_algorithm_name((onehop_algorithm)value);
@@ -207,38 +202,20 @@ static int plan_mode(perf_plan *plan, const perf_flags *flags) {
 }
 
 static int plan_compare(perf_plan *plan, const perf_flags *flags) {
-    plan->compare = flags->compare >= 0;
+    plan->peers = (uint32_t)given(flags->compare, 0);
     plan->nccl_path = flags->nccl_path;
-    if (!plan->compare) return CLI_OK;
+    if (!plan->peers) return CLI_OK;
     if (plan->device != ONEHOP_DEVICE_CUDA)
-        return cli_fail("perf", CLI_UNSUPPORTED,
-                        "--compare nccl: NCCL needs GPUs, the device is host");
+        return cli_fail("perf", CLI_UNSUPPORTED, "--compare: NCCL needs GPUs, the device is host");
     if (plan->layout == LAYOUT_SINGLE || plan->ranks_per_device > 1)
         return cli_fail("perf", CLI_UNSUPPORTED,
-                        "--compare nccl: needs a process or a thread per GPU, one rank each");
+                        "--compare: needs a process or a thread per GPU, one rank each");
     return CLI_OK;
 }
 
-/* Refuses a place that cannot be written before the measurement, not after it. */
 static int plan_json(perf_plan *plan, const perf_flags *flags) {
-    char copy[4096];
     plan->json_path = flags->json_path;
-    if (!plan->json_path) return CLI_OK;
-    snprintf(copy, sizeof copy, "%s", plan->json_path);
-    if (!plan->json_path[0] || access(dirname(copy), W_OK) != 0)
-        return usage("-J '%s': its directory cannot be written", plan->json_path);
-    return CLI_OK;
-}
-
-static void plan_texts(perf_plan *plan, int argc, char **argv) {
-    uint64_t random[2] = {0, 0};
-    size_t used = 0;
-    for (int i = 0; i < argc && used < sizeof plan->command_line - 1; i++)
-        used += (size_t)snprintf(plan->command_line + used, sizeof plan->command_line - used,
-                                 "%s%s", i ? " " : "", argv[i]);
-    oh_random(random, sizeof random);
-    snprintf(plan->name, sizeof plan->name, "onehop-perf-%016llx%016llx",
-             (unsigned long long)random[0], (unsigned long long)random[1]);
+    return json_refuse_path(plan->json_path);
 }
 
 static int make_plan(perf_plan *plan, const perf_flags *flags, int argc, char **argv) {
@@ -247,7 +224,8 @@ static int make_plan(perf_plan *plan, const perf_flags *flags, int argc, char **
         plan_algorithm,   plan_mode,   plan_compare, plan_json,
     };
     plan->dtype = dtypes[given(flags->dtype, 0)];
-    plan_texts(plan, argc, argv);
+    perf_fresh_name(plan);
+    perf_command_line(argc, argv, plan->command_line, sizeof plan->command_line);
     for (size_t i = 0; i < OH_LENGTH(steps); i++) {
         int code = steps[i](plan, flags);
         if (code != CLI_OK) return code;
@@ -256,52 +234,6 @@ static int make_plan(perf_plan *plan, const perf_flags *flags, int argc, char **
 }
 
 /* ---- the run ---- */
-
-typedef struct perf_start {
-    const perf_plan *plan;
-    perf_board *board;
-    onehop_group *groups[ONEHOP_MAX_RANKS]; /* of thread ranks */
-} perf_start;
-
-static int start_worker(void *user, int first) {
-    perf_start *start = user;
-    perf_worker *worker = calloc(1, sizeof *worker);
-    if (!worker) return cli_fail("perf", CLI_UNSUPPORTED, "out of memory");
-    worker->plan = start->plan;
-    worker->board = start->board;
-    worker->rank[0].group = start->groups[first];
-    int ranks = start->plan->layout == LAYOUT_SINGLE ? start->plan->world_size : 1;
-    int code = perf_work(worker, first, ranks);
-    free(worker);
-    return code;
-}
-
-static int run_in_threads(perf_start *start) {
-    int world_size = start->plan->world_size;
-    onehop_result result = onehop_group_open_local(world_size, start->groups);
-    if (result != ONEHOP_OK)
-        return cli_fail("perf", cli_exit_for(result), "%s", onehop_last_error());
-    int code = ranks_run_threads(start->board, world_size, start_worker, start);
-    for (int rank = 0; rank < world_size; rank++) onehop_group_close(start->groups[rank]);
-    return code;
-}
-
-static int run_plan(const perf_plan *plan) {
-    perf_start start = {.plan = plan};
-    if (plan->env_rank >= 0) return start_worker(&start, plan->env_rank);
-    /* With the driver's default of 8 queues, ranks that share a GPU block each other. */
-    if (plan->ranks_per_device > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-    start.board = board_create();
-    if (!start.board) return cli_fail("perf", CLI_UNSUPPORTED, "no shared memory");
-    switch (plan->layout) {
-    case LAYOUT_PROCESS:
-        return ranks_run_processes(start.board, plan->world_size, start_worker, &start);
-    case LAYOUT_THREAD:
-        return run_in_threads(&start);
-    default:
-        return ranks_report(start.board, start_worker(&start, 0));
-    }
-}
 
 int cli_perf(int argc, char **argv) {
     perf_flags flags;
@@ -320,5 +252,5 @@ int cli_perf(int argc, char **argv) {
         break;
     }
     int code = make_plan(&plan, &flags, argc, argv);
-    return code == CLI_OK ? run_plan(&plan) : code;
+    return code == CLI_OK ? perf_start(&plan, perf_all_sizes, NULL) : code;
 }

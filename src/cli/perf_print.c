@@ -22,6 +22,7 @@ static void print_method(const perf_worker *worker) {
     const perf_plan *plan = worker->plan;
     printf("# calls: %s; p50 and p99 over %s\n", plan->graph ? "replayed graphs" : "eager",
            plan->graph ? "replays" : "calls or batches of calls");
+    if (plan->source) printf("# source: %s\n", onehop_source_name(plan->source));
     if (plan->rotate)
         printf("# buffers: rotating over %.1f MiB of input and as much output per rank\n",
                (double)worker->area_bytes / (1 << 20));
@@ -34,20 +35,39 @@ static void print_method(const perf_worker *worker) {
                worker->floor.latency_us);
     else
         printf("# floor: n/a\n");
-    printf("# input: %s\n", worker->exact_data ? "small integers, exact in any order of summation"
-                                               : "random real numbers");
-    if (plan->compare) printf("# compared with NCCL %s\n", perf_nccl_version());
+    printf("# input: %s\n", worker->data == DATA_INTEGERS
+                                ? "small integers, exact in any order of summation"
+                                : "random real numbers");
+    if (plan->peers)
+        printf("# compared with NCCL %s, multicast off (NCCL_NVLS_ENABLE=0)\n",
+               perf_nccl_version());
+}
+
+enum {
+    PEER_WIDTH = 36 /* of a peer's columns */
+};
+
+static void print_peer_titles(const perf_plan *plan, bool names) {
+    for (int peer = 0; peer < PEERS; peer++) {
+        char title[PEER_WIDTH];
+        if (!perf_has_peer(plan, peer)) continue;
+        snprintf(title, sizeof title, "%s us (ratio)", perf_target_peer[peer].name);
+        if (names)
+            printf("  %*s", PEER_WIDTH - 2, title);
+        else
+            printf("  %8s %8s %7s %8s", "out", "", "in", "");
+    }
 }
 
 static void print_column_titles(const perf_plan *plan) {
     const char *side = "    time   algbw   busbw  #wrong     p50     p99  %floor";
     const char *units = "    (us)  (GB/s)  (GB/s)            (us)    (us)        ";
-    printf("#\n# %10s  %12s  %8s  %6s  %6s  %-56s  %-56s%s\n", "", "", "", "", "",
-           "                       out-of-place", "                         in-place",
-           plan->compare ? "       nccl time (ratio)" : "");
-    printf("# %10s  %12s  %8s  %6s  %6s  %s  %s", "size", "count", "type", "redop", "root", side,
+    printf("#\n# %10s  %12s  %8s  %6s  %6s  %-56s  %-56s", "", "", "", "", "",
+           "                       out-of-place", "                         in-place");
+    print_peer_titles(plan, true);
+    printf("\n# %10s  %12s  %8s  %6s  %6s  %s  %s", "size", "count", "type", "redop", "root", side,
            side);
-    if (plan->compare) printf("  %8s %7s %8s %7s", "out", "", "in", "");
+    print_peer_titles(plan, false);
     printf("  %s\n", "algorithm");
     printf("# %10s  %12s  %8s  %6s  %6s  %s  %s\n", "(B)", "(elements)", "", "", "", units, units);
 }
@@ -77,7 +97,10 @@ void perf_print_header(const perf_worker *worker) {
 /* As many decimals as fit beside the digits before the point. */
 static void print_number(int width, double value) {
     int decimals = value < 100 ? 2 : value < 10000 ? 1 : 0;
-    printf(" %*.*f", width, decimals, value);
+    if (isnan(value))
+        printf(" %*s", width, "n/a");
+    else
+        printf(" %*.*f", width, decimals, value);
 }
 
 static void print_side(const perf_side *side) {
@@ -90,10 +113,10 @@ static void print_side(const perf_side *side) {
         printf(" %7lld", (long long)side->wrong);
     print_number(7, side->p50_us);
     print_number(7, side->p99_us);
-    if (side->floor_percent < 0)
-        printf(" %7s", "n/a");
-    else
+    if (side->floor_percent >= 0)
         printf(" %7.1f", side->floor_percent);
+    else
+        printf(" %7s", "n/a");
 }
 
 void perf_print_result(const perf_worker *worker, const perf_result *result) {
@@ -104,10 +127,11 @@ void perf_print_result(const perf_worker *worker, const perf_result *result) {
     print_side(&result->ours[SIDE_OUT_OF_PLACE]);
     printf(" ");
     print_side(&result->ours[SIDE_IN_PLACE]);
-    for (int side = 0; side < SIDES && plan->compare; side++) {
-        print_number(9, result->theirs[side].time_us);
-        printf(" %6.2fx", result->theirs[side].time_us / result->ours[side].time_us);
-    }
+    for (int peer = 0; peer < PEERS; peer++)
+        for (int side = 0; side < SIDES && perf_has_peer(plan, peer); side++) {
+            print_number(side ? 7 : 9, result->theirs[peer][side].time_us);
+            printf(" %7.2fx", result->theirs[peer][side].ratio);
+        }
     printf("  %s", result->algorithm[SIDE_OUT_OF_PLACE]);
     if (result->algorithm[SIDE_IN_PLACE] != result->algorithm[SIDE_OUT_OF_PLACE])
         printf(" / %s", result->algorithm[SIDE_IN_PLACE]);
@@ -117,19 +141,26 @@ void perf_print_result(const perf_worker *worker, const perf_result *result) {
 
 double perf_average_busbw(const perf_worker *worker) {
     double sum = 0;
+    int sides = 0;
     for (size_t i = 0; i < worker->results; i++)
-        sum += worker->result[i].ours[0].busbw + worker->result[i].ours[1].busbw;
-    return worker->results ? sum / (double)(worker->results * SIDES) : 0;
+        for (int side = 0; side < SIDES; side++) {
+            if (!worker->result[i].ours[side].calls) continue;
+            sum += worker->result[i].ours[side].busbw;
+            sides++;
+        }
+    return sides ? sum / sides : 0;
 }
 
-static void print_geomean(const perf_worker *worker) {
+double perf_geomean(const perf_worker *worker, int peer) {
     double sum = 0;
+    int sides = 0;
     for (size_t i = 0; i < worker->results; i++)
-        for (int side = 0; side < SIDES; side++)
-            sum +=
-                log(worker->result[i].theirs[side].time_us / worker->result[i].ours[side].time_us);
-    printf("# NCCL's time over ours, geometric mean : %.2f\n",
-           exp(sum / (double)(worker->results * SIDES)));
+        for (int side = 0; side < SIDES; side++) {
+            if (!worker->result[i].ours[side].calls) continue;
+            sum += log(worker->result[i].theirs[peer][side].ratio);
+            sides++;
+        }
+    return sides ? exp(sum / sides) : NAN;
 }
 
 uint64_t perf_print_footer(const perf_worker *worker) {
@@ -139,7 +170,9 @@ uint64_t perf_print_footer(const perf_worker *worker) {
         outside += result->outside;
         for (int side = 0; side < SIDES; side++) {
             if (result->ours[side].wrong > 0) wrong += (uint64_t)result->ours[side].wrong;
-            if (result->theirs[side].wrong > 0) wrong += (uint64_t)result->theirs[side].wrong;
+            for (int peer = 0; peer < PEERS; peer++)
+                if (result->theirs[peer][side].wrong > 0)
+                    wrong += (uint64_t)result->theirs[peer][side].wrong;
         }
     }
     const char *unchecked = worker->plan->check ? NULL : "N/A (not checked)";
@@ -148,7 +181,10 @@ uint64_t perf_print_footer(const perf_worker *worker) {
            : outside ? "FAILED"
                      : "OK");
     printf("# Avg bus bandwidth    : %g\n", perf_average_busbw(worker));
-    if (worker->plan->compare) print_geomean(worker);
+    for (int peer = 0; peer < PEERS; peer++)
+        if (perf_has_peer(worker->plan, peer))
+            printf("# Time of %s over ours, geometric mean : %.2f\n", perf_target_peer[peer].name,
+                   perf_geomean(worker, peer));
     printf("#\n# Collective test concluded: all_reduce\n");
     if (unchecked)
         printf("# wrong values : %s\n", unchecked);

@@ -79,14 +79,22 @@ static onehop_result capture_bracket(perf_run *run, bool begin) {
                  : onehop_capture_end_all(contexts, worker->ranks);
 }
 
+/* A refused call leaves no stream in capture: other calls follow. */
 static onehop_result capture_streams(perf_run *run, uint64_t calls) {
     perf_worker *worker = run->worker;
     onehop_result result = ONEHOP_OK;
-    for (int i = 0; i < worker->ranks && result == ONEHOP_OK; i++)
-        result = worker->backend->capture_begin(&worker->rank[i].processor);
+    int begun = 0;
+    for (; begun < worker->ranks && result == ONEHOP_OK; begun++)
+        result = worker->backend->capture_begin(&worker->rank[begun].processor);
+    if (result != ONEHOP_OK) begun--;
+    worker->capturing = true;
     for (uint64_t call = 0; call < calls && result == ONEHOP_OK; call++) result = enqueue(run);
-    for (int i = 0; i < worker->ranks && result == ONEHOP_OK; i++)
-        result = worker->backend->capture_end(&worker->rank[i].processor, &run->graph[i]);
+    worker->capturing = false;
+    for (int i = 0; i < begun; i++) {
+        onehop_result ended =
+            worker->backend->capture_end(&worker->rank[i].processor, &run->graph[i]);
+        if (result == ONEHOP_OK) result = ended;
+    }
     return result;
 }
 
@@ -94,9 +102,11 @@ static onehop_result capture(perf_run *run, uint64_t calls) {
     uint64_t since = run->since;
     run->call = 0;
     onehop_result result = capture_bracket(run, true);
-    if (result == ONEHOP_OK) result = capture_streams(run, calls);
+    if (result != ONEHOP_OK) return result;
+    result = capture_streams(run, calls);
     run->since = since; /* captured calls have not run */
-    return result == ONEHOP_OK ? capture_bracket(run, false) : result;
+    onehop_result ended = capture_bracket(run, false);
+    return result == ONEHOP_OK ? ended : result;
 }
 
 static void destroy_graphs(perf_run *run) {
@@ -294,18 +304,16 @@ static onehop_result renew_outputs(perf_run *run) {
     return result == ONEHOP_OK && run->in_place ? set_back(run) : result;
 }
 
-/* One call onto fresh outputs, the way the timed ones went. */
-static onehop_result run_once(perf_run *run) {
+/* Calls onto fresh outputs, eager or in a graph, which is captured if there is none yet. */
+static onehop_result run_fresh(perf_run *run, uint64_t calls) {
     onehop_result result = renew_outputs(run);
     if (result == ONEHOP_OK) result = perf_barrier(run->worker);
     run->call = 0;
-    if (result == ONEHOP_OK && run->worker->plan->graph) {
-        destroy_graphs(run);
-        result = capture(run, 1);
+    if (run->worker->plan->graph) {
+        if (result == ONEHOP_OK && !run->graph[0]) result = capture(run, calls);
         if (result == ONEHOP_OK) result = launch_graphs(run);
-        run->call = 1;
-    } else if (result == ONEHOP_OK) {
-        result = enqueue(run);
+    } else {
+        for (uint64_t i = 0; i < calls && result == ONEHOP_OK; i++) result = enqueue(run);
     }
     return result == ONEHOP_OK ? wait_all(run) : result;
 }
@@ -316,10 +324,26 @@ static onehop_result verify(perf_run *run, perf_side *side, uint64_t *outside) {
     onehop_result result = ONEHOP_OK;
     uint64_t last = (run->graph[0] ? run->calls : run->call) - 1;
     if (!run->in_place) /* what the timed calls left */
-        result = perf_verify(run->worker, run->slices, last, &side->wrong, outside);
-    if (result == ONEHOP_OK) result = run_once(run);
+        result = perf_verify(run->worker, run->slices, last, 1, &side->wrong, outside);
+    destroy_graphs(run);
+    if (result == ONEHOP_OK) result = run_fresh(run, 1);
     if (result != ONEHOP_OK) return result;
-    return perf_verify(run->worker, run->slices, 0, &side->wrong, outside);
+    return perf_verify(run->worker, run->slices, 0, 1, &side->wrong, outside);
+}
+
+onehop_result perf_try(perf_worker *worker, const perf_target *target, perf_slices slices,
+                       bool in_place, int64_t *wrong, uint64_t *outside) {
+    perf_run run = {.worker = worker, .target = target, .in_place = in_place, .slices = slices};
+    onehop_result result = ONEHOP_OK;
+    run.count = slices.bytes / onehop_dtype_bytes(worker->plan->dtype);
+    perf_use_areas(worker, target);
+    for (int pass = 0; pass < perf_passes(worker->plan) && result == ONEHOP_OK; pass++) {
+        result = run_fresh(&run, slices.count);
+        if (result == ONEHOP_OK)
+            result = perf_verify(worker, slices, 0, slices.count, wrong, outside);
+    }
+    destroy_graphs(&run);
+    return result;
 }
 
 onehop_result perf_measure(perf_worker *worker, const perf_target *target, size_t bytes,
@@ -327,6 +351,7 @@ onehop_result perf_measure(perf_worker *worker, const perf_target *target, size_
     perf_run run = {.worker = worker, .target = target, .in_place = in_place};
     run.slices = perf_slices_for(worker, bytes);
     run.count = bytes / onehop_dtype_bytes(worker->plan->dtype);
+    perf_use_areas(worker, target);
     onehop_result result = renew_outputs(&run);
     if (result == ONEHOP_OK) result = warm_up(&run);
     if (result == ONEHOP_OK && worker->plan->graph) result = prepare_graph(&run);

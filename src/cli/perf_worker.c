@@ -2,6 +2,7 @@
  * worker does it for all ranks at once. */
 #include "cli/perf.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,34 +55,63 @@ perf_slices perf_slices_for(const perf_worker *worker, size_t bytes) {
     return slices;
 }
 
+/* Differs between ranks, and on one rank between input and output. */
+static size_t shift(perf_slices slices, int salt) {
+    enum {
+        UNIT = 16
+    };
+    if (!slices.element) return 0;
+    return (size_t)salt % (UNIT / slices.element) * slices.element;
+}
+
+size_t perf_slice_offset(perf_slices slices, uint64_t call, int rank) {
+    return call % slices.count * slices.stride + shift(slices, 3 * rank + 1);
+}
+
 void *perf_slice_in(const perf_rank *rank, perf_slices slices, uint64_t call) {
-    return (char *)rank->in + call % slices.count * slices.stride;
+    return (char *)rank->areas->in + perf_slice_offset(slices, call, rank->rank);
 }
 
 void *perf_slice_out(const perf_rank *rank, perf_slices slices, uint64_t call) {
-    return (char *)rank->out + PERF_GUARD + call % slices.count * slices.stride;
+    return (char *)rank->areas->out + PERF_GUARD + call % slices.count * slices.stride +
+           shift(slices, 5 * rank->rank + 2);
+}
+
+void perf_use_areas(perf_worker *worker, const perf_target *target) {
+    for (int i = 0; i < worker->ranks; i++) {
+        perf_rank *rank = &worker->rank[i];
+        rank->areas = target->window ? &rank->window : &rank->own;
+    }
 }
 
 /* ---- our all-reduce as a target ---- */
 
+static onehop_stream_t stream_of(const perf_worker *worker, const perf_rank *rank) {
+    return worker->inline_calls ? NULL : rank->processor.stream;
+}
+
 static onehop_result onehop_call_target(perf_worker *worker, perf_rank *rank, const void *in,
                                         void *out, size_t count) {
     const perf_plan *plan = worker->plan;
-    onehop_stream_t stream = rank->processor.stream;
-    if (plan->algorithm == ONEHOP_ALGORITHM_AUTO)
+    onehop_stream_t stream = stream_of(worker, rank);
+    if (plan->algorithm == ONEHOP_ALGORITHM_AUTO && plan->source == ONEHOP_SOURCE_NONE)
         return onehop_all_reduce(rank->context, in, out, count, plan->dtype, ONEHOP_SUM, stream);
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     call.algorithm = plan->algorithm;
+    call.source = plan->source;
+    /* Only captured calls have captured pointers; those that warm up and align take another. */
+    if (plan->source == ONEHOP_SOURCE_GRAPH && plan->graph && !worker->capturing)
+        call.source = ONEHOP_SOURCE_NONE;
     return onehop_all_reduce_with(rank->context, in, out, count, plan->dtype, ONEHOP_SUM, &call,
                                   stream);
 }
 
 static onehop_result onehop_wait(perf_worker *worker, perf_rank *rank) {
-    (void)worker;
-    return onehop_synchronize(rank->context, rank->processor.stream);
+    return onehop_synchronize(rank->context, stream_of(worker, rank));
 }
 
 const perf_target perf_target_onehop = {
+    .name = "onehop",
     .registers = true,
     .call = onehop_call_target,
     .wait = onehop_wait,
@@ -100,6 +130,9 @@ static onehop_device device_of(const perf_plan *plan, int rank) {
 
 static void fill_config(const perf_plan *plan, onehop_config *config) {
     if (plan->early_trigger) config->flags |= ONEHOP_FLAG_EARLY_TRIGGER;
+    config->push_bytes = plan->push_bytes;
+    config->pull_bytes = plan->pull_bytes;
+    config->timeout_ms = plan->timeout_ms;
 }
 
 /* Ranks started by somebody else have no shared memory yet: the library's own serves. */
@@ -144,18 +177,28 @@ static onehop_result create_all_contexts(perf_worker *worker) {
     return result;
 }
 
+static onehop_result allocate(perf_worker *worker, perf_rank *rank, size_t bytes, void **out) {
+    if (worker->plan->mapped) return onehop_mem_alloc(rank->processor.device, bytes, out);
+    return worker->backend->alloc(&rank->processor, bytes, out);
+}
+
+static void release(perf_worker *worker, perf_rank *rank, size_t bytes, void *memory) {
+    if (worker->plan->mapped)
+        onehop_mem_free(memory);
+    else
+        worker->backend->free(&rank->processor, memory, bytes);
+}
+
 static onehop_result allocate_rank(perf_worker *worker, perf_rank *rank) {
-    backend_rank *processor = &rank->processor;
     size_t bytes = worker->area_bytes;
     rank->begin_ns = calloc(PERF_MAX_SAMPLES, sizeof *rank->begin_ns);
     rank->end_ns = calloc(PERF_MAX_SAMPLES, sizeof *rank->end_ns);
     rank->sample_us = calloc(PERF_MAX_SAMPLES, sizeof *rank->sample_us);
     if (!rank->begin_ns || !rank->end_ns || !rank->sample_us)
         return oh_error(ONEHOP_ERR_MEMORY, "out of memory");
-    onehop_result result = worker->backend->alloc(processor, bytes, &rank->in);
-    if (result == ONEHOP_OK)
-        result = worker->backend->alloc(processor, bytes + PERF_GUARD, &rank->out);
-    return result;
+    onehop_result result = allocate(worker, rank, bytes, &rank->own.in);
+    return result == ONEHOP_OK ? allocate(worker, rank, bytes + PERF_GUARD, &rank->own.out)
+                               : result;
 }
 
 /* Without rotation one slice of the largest size; with it five times the cache that is in front. */
@@ -173,7 +216,7 @@ static size_t area_bytes(perf_worker *worker) {
 
 static onehop_result open_processors(perf_worker *worker, int first) {
     const perf_plan *plan = worker->plan;
-    bool with_stream = plan->graph || plan->layout == LAYOUT_SINGLE;
+    bool with_stream = plan->with_stream || plan->graph || plan->layout == LAYOUT_SINGLE;
     for (int i = 0; i < worker->ranks; i++) {
         perf_rank *rank = &worker->rank[i];
         rank->rank = first + i;
@@ -200,8 +243,9 @@ static onehop_result set_up(perf_worker *worker, int first) {
     if (!worker->staging) return oh_error(ONEHOP_ERR_MEMORY, "out of memory");
     for (int i = 0; i < worker->ranks && result == ONEHOP_OK; i++)
         result = allocate_rank(worker, &worker->rank[i]);
-    if (result == ONEHOP_OK && worker->plan->compare) result = perf_nccl_open(worker);
+    perf_use_areas(worker, &perf_target_onehop);
     if (result == ONEHOP_OK) result = perf_fill_inputs(worker);
+    if (result == ONEHOP_OK && worker->plan->peers) result = perf_nccl_open(worker);
     return result == ONEHOP_OK ? perf_barrier(worker) : result;
 }
 
@@ -210,9 +254,8 @@ static void tear_down(perf_worker *worker) {
     for (int i = 0; i < worker->ranks; i++) {
         perf_rank *rank = &worker->rank[i];
         onehop_destroy(rank->context);
-        if (rank->in) worker->backend->free(&rank->processor, rank->in, worker->area_bytes);
-        if (rank->out)
-            worker->backend->free(&rank->processor, rank->out, worker->area_bytes + PERF_GUARD);
+        release(worker, rank, worker->area_bytes, rank->own.in);
+        release(worker, rank, worker->area_bytes + PERF_GUARD, rank->own.out);
         worker->backend->close(&rank->processor);
         free(rank->begin_ns);
         free(rank->end_ns);
@@ -244,7 +287,12 @@ static const char *algorithm_of(perf_worker *worker, size_t bytes, bool in_place
     return result == ONEHOP_OK ? onehop_algorithm_name(choice.algorithm) : "unknown";
 }
 
+static double percent_of_floor(const perf_result *result, const perf_side *side) {
+    return result->floor_us < 0 ? -1 : 100 * result->floor_us / side->p50_us;
+}
+
 static onehop_result one_size(perf_worker *worker, size_t index, size_t bytes) {
+    static const perf_side not_served = {NAN, NAN, NAN, NAN, NAN, NAN, NAN, 0, -1};
     const perf_floor *floor = &worker->floor;
     perf_result *to = &worker->result[index];
     to->bytes = bytes;
@@ -256,22 +304,36 @@ static onehop_result one_size(perf_worker *worker, size_t index, size_t bytes) {
         to->algorithm[side] = algorithm_of(worker, bytes, in_place);
         onehop_result result =
             perf_measure(worker, &perf_target_onehop, bytes, in_place, ours, &to->outside);
-        if (result == ONEHOP_OK && worker->plan->compare)
-            result = perf_measure(worker, &perf_target_nccl, bytes, in_place, &to->theirs[side],
-                                  &to->outside);
+        /* A forced algorithm may serve only calls out of place. */
+        if (result == ONEHOP_ERR_ALGORITHM && in_place) {
+            *ours = not_served;
+            result = ONEHOP_OK;
+        }
+        for (int peer = 0; peer < PEERS && result == ONEHOP_OK; peer++)
+            if (perf_has_peer(worker->plan, peer))
+                result = perf_measure(worker, &perf_target_peer[peer], bytes, in_place,
+                                      &to->theirs[peer][side], &to->outside);
         if (result != ONEHOP_OK) return result;
-        ours->floor_percent = to->floor_us < 0 ? -1 : 100 * to->floor_us / ours->p50_us;
+        ours->floor_percent = percent_of_floor(to, ours);
+        for (int peer = 0; peer < PEERS; peer++) {
+            perf_side *theirs = &to->theirs[peer][side];
+            theirs->floor_percent = percent_of_floor(to, theirs);
+            theirs->ratio = theirs->time_us / ours->time_us;
+        }
     }
     worker->results = index + 1;
     return ONEHOP_OK;
 }
 
-static onehop_result all_sizes(perf_worker *worker) {
+static onehop_result measure_sizes(perf_worker *worker) {
     uint64_t bytes[PERF_MAX_SIZES];
     size_t count = list_sizes(worker->plan, bytes);
     bool prints = worker->rank[0].rank == 0;
-    if (prints && worker->plan->device == ONEHOP_DEVICE_HOST)
+    if (prints && worker->plan->device == ONEHOP_DEVICE_HOST) {
+        perf_pin(worker, false); /* it takes two */
         perf_measure_floor(bytes, count, &worker->floor);
+        perf_pin(worker, true);
+    }
     if (prints) perf_print_header(worker);
     onehop_result result = perf_barrier(worker);
     for (size_t i = 0; i < count && result == ONEHOP_OK; i++) {
@@ -281,10 +343,10 @@ static onehop_result all_sizes(perf_worker *worker) {
     return result;
 }
 
-static onehop_result report(perf_worker *worker, bool *wrong_out) {
-    *wrong_out = false;
-    if (worker->rank[0].rank != 0) return ONEHOP_OK;
-    onehop_result result = worker->plan->json_path ? perf_write_json(worker) : ONEHOP_OK;
+onehop_result perf_all_sizes(perf_worker *worker, bool *wrong_out) {
+    onehop_result result = measure_sizes(worker);
+    if (result != ONEHOP_OK || worker->rank[0].rank != 0) return result;
+    if (worker->plan->json_path) result = perf_write_json(worker);
     *wrong_out = perf_print_footer(worker) != 0;
     return result;
 }
@@ -295,7 +357,7 @@ static int fail(perf_worker *worker, onehop_result result, int first) {
     const char *sentence = onehop_last_error();
     if (!sentence[0]) sentence = onehop_result_text(result);
     if (worker->board) board_fail(worker->board, first, code, sentence);
-    if (worker->plan->env_rank >= 0) cli_fail("perf", code, "rank %d: %s", first, sentence);
+    if (worker->plan->env_rank >= 0) cli_fail(cli_command, code, "rank %d: %s", first, sentence);
     for (int i = 0; i < worker->ranks; i++)
         if (worker->rank[i].context) onehop_abort(worker->rank[i].context);
     return code;
@@ -305,10 +367,9 @@ int perf_work(perf_worker *worker, int first, int ranks) {
     bool wrong = false;
     worker->ranks = ranks;
     worker->backend = worker->plan->device == ONEHOP_DEVICE_CUDA ? &backend_cuda : &backend_host;
-    worker->exact_data = worker->plan->compare;
+    worker->data = worker->plan->peers ? DATA_INTEGERS : DATA_REAL;
     onehop_result result = set_up(worker, first);
-    if (result == ONEHOP_OK) result = all_sizes(worker);
-    if (result == ONEHOP_OK) result = report(worker, &wrong);
+    if (result == ONEHOP_OK) result = worker->body(worker, &wrong);
     if (result == ONEHOP_OK) result = perf_barrier(worker); /* nobody leaves while peers call */
     int code = wrong ? CLI_WRONG_DATA : CLI_OK;
     if (result != ONEHOP_OK) code = fail(worker, result, first);

@@ -56,7 +56,7 @@ static int fork_ranks(rank_family *family, rank_body body, void *user, const sig
     fflush(NULL);
     for (int rank = 0; rank < family->count; rank++) {
         pid_t pid = fork();
-        if (pid < 0) return cli_fail("perf", -1, "fork: %s", strerror(errno));
+        if (pid < 0) return cli_fail(cli_command, -1, "fork: %s", strerror(errno));
         if (pid == 0) {
             be_child(parent, mask);
             int code = body(user, rank);
@@ -125,8 +125,8 @@ static int watch(rank_family *family, const sigset_t *set) {
 static void die_by(int signal_number, const sigset_t *mask) {
     fflush(stdout);
     if (signal_number != SIGPIPE)
-        fprintf(stderr, "onehop perf: ended by signal %d (%s)\n", signal_number,
-                strsignal(signal_number));
+        cli_fail(cli_command, 0, "ended by signal %d (%s)", signal_number,
+                 strsignal(signal_number));
     signal(signal_number, SIG_DFL);
     raise(signal_number);
     sigprocmask(SIG_SETMASK, mask, NULL);
@@ -136,7 +136,7 @@ int ranks_report(const perf_board *board, int code) {
     uint32_t failed = __atomic_load_n(&board->failed, __ATOMIC_ACQUIRE);
     if (!failed) return code;
     const board_row *row = &board->row[failed - 1];
-    return cli_fail("perf", row->code, "rank %u: %s", failed - 1, row->text);
+    return cli_fail(cli_command, row->code, "rank %u: %s", failed - 1, row->text);
 }
 
 int ranks_run_processes(perf_board *board, int count, rank_body body, void *user) {
@@ -154,7 +154,7 @@ int ranks_run_processes(perf_board *board, int count, rank_body body, void *user
     if (ended_by) die_by(ended_by, &mask);
     sigprocmask(SIG_SETMASK, &mask, NULL);
     if (family.killed)
-        return cli_fail("perf", CLI_LOST_PEER, "rank %d (pid %d) was ended by signal %d (%s)",
+        return cli_fail(cli_command, CLI_LOST_PEER, "rank %d (pid %d) was ended by signal %d (%s)",
                         family.killed - 1, (int)family.killed_pid, family.killed_by,
                         strsignal(family.killed_by));
     return ranks_report(board, family.code);

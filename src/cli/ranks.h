@@ -28,6 +28,7 @@ typedef struct perf_board {
 
 /* Memory for a board that forked children share; NULL if there is none. */
 perf_board *board_create(void);
+void board_destroy(perf_board *board);
 
 /* Records that `rank` failed, first one wins; the others leave their barriers. */
 void board_fail(perf_board *board, int rank, int code, const char *text);

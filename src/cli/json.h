@@ -1,0 +1,25 @@
+/* What the JSON files of the tool share. */
+#ifndef OH_CLI_JSON_H
+#define OH_CLI_JSON_H
+
+#include "cli/cli.h"
+
+#include <stdio.h>
+
+/* "key": "value" and `end`, on a line of its own. */
+void json_text(FILE *file, const char *key, const char *value, const char *end);
+
+/* "key": value and `end`. null for what is not known: JSON has neither inf nor nan. */
+void json_number(FILE *file, const char *key, double value, const char *end);
+
+/* Machine, processor, time, version, commit; `driver` and `clocks` may be "". */
+void json_machine(FILE *file, const char *driver, const char *clocks);
+
+/* An exit code, after a message: a place that cannot be written is refused before the work, not
+ * after it. `path` may be NULL. */
+int json_refuse_path(const char *path);
+
+/* Writes beside the file and renames over it: readers see a whole file or the old one. */
+onehop_result json_write(const char *path, void (*body)(FILE *, void *), void *user);
+
+#endif
