@@ -10,7 +10,6 @@
 #include <string.h>
 
 enum {
-    NCCL_SUM = 0,
     NCCL_FLOAT16 = 6,
     NCCL_FLOAT32 = 7,
     NCCL_BFLOAT16 = 9,
@@ -21,28 +20,31 @@ oh_nccl_table oh_nccl;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static bool opened;
 
-/* False, with *missing_out, if the library lacks a function. */
-static bool look_up(void *library, const char **missing_out) {
+/* The name of a function that the library lacks, or NULL. */
+static const char *look_up(void *library) {
+    const char *missing = NULL;
     void *symbol;
-    *missing_out = NULL;
 #define NCCL_FIND(name, parameters)                                                                \
     symbol = dlsym(library, #name);                                                                \
-    if (!symbol) *missing_out = #name;                                                             \
+    if (!symbol) missing = #name;                                                                  \
     memcpy(&oh_nccl.name, &symbol, sizeof symbol);
+    OH_NCCL_WINDOW_FUNCTIONS(NCCL_FIND)
+    oh_nccl.windows = !missing;
+    missing = NULL;
     NCCL_FIND(ncclGetErrorString, )
     OH_NCCL_FUNCTIONS(NCCL_FIND)
 #undef NCCL_FIND
-    return !*missing_out;
+    return missing;
 }
 
 static onehop_result open_once(const char *name) {
-    const char *missing;
     int version = 0;
     void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!library)
         return oh_error(ONEHOP_ERR_UNSUPPORTED, "NCCL cannot be used: %s; %s names its library",
                         dlerror(), oh_env_describe(OH_ENV_NCCL_LIB)->name);
-    if (!look_up(library, &missing)) {
+    const char *missing = look_up(library);
+    if (missing) {
         dlclose(library);
         return oh_error(ONEHOP_ERR_UNSUPPORTED, "NCCL cannot be used: %s has no %s", name, missing);
     }
@@ -97,7 +99,7 @@ onehop_result oh_nccl_all_reduce(oh_device *device, void *comm, const void *in, 
     onehop_result result = oh_cuda_push(oh_cuda_of(device), &pushed);
     if (result) return result;
     result = oh_nccl_check(
-        oh_nccl.ncclAllReduce(in, out, count, oh_nccl_type(dtype), NCCL_SUM, comm, stream),
+        oh_nccl.ncclAllReduce(in, out, count, oh_nccl_type(dtype), OH_NCCL_SUM, comm, stream),
         "ncclAllReduce");
     oh_cuda_pop(pushed);
     return result;

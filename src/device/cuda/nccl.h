@@ -18,11 +18,20 @@ typedef struct oh_nccl_id {
     X(ncclCommDestroy, (void *))                                                                   \
     X(ncclCommAbort, (void *))
 
+/* Of 2.27 and later. */
+#define OH_NCCL_WINDOW_FUNCTIONS(X)                                                                \
+    X(ncclMemAlloc, (void **, size_t))                                                             \
+    X(ncclMemFree, (void *))                                                                       \
+    X(ncclCommWindowRegister, (void *, void *, size_t, void **, int))                              \
+    X(ncclCommWindowDeregister, (void *, void *))
+
 typedef struct oh_nccl_table {
 #define OH_NCCL_MEMBER(name, parameters) int(*name) parameters;
     OH_NCCL_FUNCTIONS(OH_NCCL_MEMBER)
+    OH_NCCL_WINDOW_FUNCTIONS(OH_NCCL_MEMBER)
 #undef OH_NCCL_MEMBER
     const char *(*ncclGetErrorString)(int);
+    bool windows;     /* it has all functions of windows */
     char version[32]; /* "2.28.9" */
 } oh_nccl_table;
 
@@ -36,6 +45,10 @@ onehop_result oh_nccl_open(const char *path);
 /* OK for 0, else DRIVER with NCCL's own text. */
 onehop_result oh_nccl_check(int result, const char *call);
 
+enum {
+    OH_NCCL_SUM = 0
+};
+
 /* NCCL's number for a data type. */
 int oh_nccl_type(onehop_dtype dtype);
 
@@ -46,7 +59,7 @@ onehop_result oh_nccl_connect(oh_device *device, const oh_nccl_id *id, int rank,
 /* With `dead` at once; else NCCL may wait for the peers to do the same. */
 void oh_nccl_disconnect(oh_device *device, void *comm, bool dead);
 
-/* In stream order; may be captured. */
+/* A sum in stream order; may be captured. */
 onehop_result oh_nccl_all_reduce(oh_device *device, void *comm, const void *in, void *out,
                                  size_t count, onehop_dtype dtype, onehop_stream_t stream);
 
