@@ -62,6 +62,7 @@ static void refusals(void) {
         {"2 any 1X 1shot_push - 3 64", "bytes such as", "\"1X\""},
         {"2 any K 1shot_push - 3 64", "bytes", "\"K\""},
         {"2 any 0 1shot_push - 3 64", "bytes", "\"0\""},
+        {"2 any -8M 1shot_push - 3 64", "bytes", "\"-8M\""},
         {"2 any 8M-8M 1shot_push - 3 64", "bytes", "\"8M-8M\""},
         {"2 any any-8M 1shot_push - 3 64", "bytes", "\"any-8M\""},
         {"2 any 1025G 1shot_push - 3 64", "bytes", "\"1025G\""},
@@ -326,24 +327,36 @@ static void grids(void) {
     oh_tuning_free(&tuning);
 }
 
-static void longest(void) {
+/* Buffers of GPUs follow the longest messages that go that way. */
+static void sizes_on_gpus(void) {
     static const char text[] = CUDA "2 eager 3M 1shot_push - 3 64\n"
-                                    "2 any 8M-any nccl - - -\n"
+                                    "2 any 100M-any nccl - - -\n"
                                     "2 graph 1M 1shot_push - 3 64\n"
                                     "2 any any 2shot_pull workspace 3 64\n";
-    const size_t mib = 1 << 20;
+    static const struct {
+        size_t max_bytes;
+        bool uncap;
+        size_t usual, push, pull; /* KiB */
+    } cases[] = {
+        {0, false, 8192, 3072, 16384},   {0, false, 2048, 2048, 16384},
+        {0, true, 2048, 3072, 102400},   /* nccl has the rest */
+        {2048, false, 1024, 2048, 2048}, /* pull in graphs */
+        {1, false, 8192, 64, 1024},      /* the least */
+    };
     oh_dispatch d;
     size_t push, pull;
     init_text(&d, text, 90, 2, true);
-    oh_dispatch_longest(&d, 128 * mib, &push, &pull);
-    CHECK_INT(3 * mib, push);
-    CHECK_INT(8 * mib, pull); /* nccl has the rest */
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        oh_dispatch_sizes(&d, cases[i].max_bytes << 10, cases[i].uncap, cases[i].usual << 10, &push,
+                          &pull);
+        CHECK_INT(cases[i].push << 10, push);
+        CHECK_INT(cases[i].pull << 10, pull);
+    }
     init_text(&d, text, 90, 2, false);
-    oh_dispatch_longest(&d, 128 * mib, &push, &pull);
-    CHECK_INT(128 * mib, pull);
-    oh_dispatch_longest(&d, 2 * mib, &push, &pull);
-    CHECK_INT(2 * mib, push);
-    CHECK_INT(2 * mib, pull); /* in graphs */
+    oh_dispatch_sizes(&d, 0, true, 0, &push, &pull);
+    CHECK_INT(OH_DISPATCH_MOST_BYTES, pull);
+    oh_dispatch_sizes(&d, 2000001, false, 0, &push, &pull);
+    CHECK_INT(2002944, push); /* whole pages */
 }
 
 /* ---- a file decides ---------------------------------------------------------------------------- */
@@ -398,9 +411,38 @@ static void expect_run(onehop_t *ctx, size_t count, onehop_algorithm want, uint3
     free(m);
 }
 
+/* A captured call: counted as what would_use says of graphs, and right when replayed. */
+static void expect_captured(onehop_t *ctx, size_t count, bool in_place, onehop_algorithm want) {
+    const size_t bytes = count * sizeof(float);
+    onehop_choice choice;
+    onehop_stats before, after;
+    onehop_stream_t stream;
+    onehop_host_graph *graph;
+    kit_buffers *m = kit_buffers_make();
+    float *out = in_place ? m->in : m->out;
+    CHECK_OK(onehop_would_use(ctx, bytes, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_GRAPH, in_place,
+                              &choice));
+    CHECK_INT(want, choice.algorithm);
+    CHECK_OK(onehop_host_stream_create(&stream));
+    CHECK_OK(onehop_get_stats(ctx, &before));
+    CHECK_OK(onehop_capture_begin(ctx));
+    CHECK_OK(onehop_host_stream_capture_begin(stream));
+    CHECK_OK(onehop_all_reduce(ctx, m->in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, stream));
+    CHECK_OK(onehop_host_stream_capture_end(stream, &graph));
+    CHECK_OK(onehop_capture_end(ctx));
+    CHECK_OK(onehop_get_stats(ctx, &after));
+    CHECK_INT(before.calls_by[want] + 1, after.calls_by[want]);
+    kit_fill(m->in, count, onehop_rank(ctx), 7);
+    CHECK_OK(onehop_host_graph_launch(graph, stream));
+    CHECK_OK(onehop_synchronize(ctx, stream));
+    kit_check(out, count, W, 7);
+    onehop_host_graph_destroy(graph);
+    onehop_host_stream_destroy(stream);
+    free(m);
+}
+
 static void by_file(int rank, int world_size, void *argument) {
     const tables *t = argument;
-    onehop_choice choice;
     setenv("ONEHOP_TUNING", t->path[rank], 1);
     onehop_t *ctx = kit_open(rank, world_size, "by file", KIT_PATIENCE_MS);
     expect_run(ctx, 256, ONEHOP_1SHOT_PUSH, 5);
@@ -408,13 +450,10 @@ static void by_file(int rank, int world_size, void *argument) {
     expect_run(ctx, 513, ONEHOP_HOST_2SHOT, 1);
     expect_run(ctx, 2049, ONEHOP_HOST_1SHOT, 1); /* beyond the file: as without it */
     expect_run(ctx, 70000, ONEHOP_HOST_2SHOT, 1);
-    CHECK_OK(
-        onehop_would_use(ctx, 2048, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_GRAPH, 0, &choice));
-    CHECK_INT(ONEHOP_1SHOT_PULL, choice.algorithm);
-    CHECK_INT(ONEHOP_SOURCE_GRAPH, choice.source);
-    CHECK_OK(
-        onehop_would_use(ctx, 2048, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_GRAPH, 1, &choice));
-    CHECK_INT(ONEHOP_HOST_2SHOT, choice.algorithm); /* in place */
+    expect_captured(ctx, 256, true, ONEHOP_1SHOT_PUSH);
+    expect_captured(ctx, 512, false, ONEHOP_1SHOT_PULL);
+    expect_captured(ctx, 512, true, ONEHOP_HOST_2SHOT);
+    expect_captured(ctx, 70000, false, ONEHOP_HOST_2SHOT);
     onehop_destroy(ctx);
 }
 
@@ -501,7 +540,7 @@ static void odd_files(void) {
     remove_tables(&t);
 }
 
-/* ---- sizes ------------------------------------------------------------------------------------- */
+/* ---- sizes on the host ------------------------------------------------------------------------------------- */
 
 static void sizes(void) {
     static const struct {
@@ -578,7 +617,7 @@ int main(void) {
     total();
     passed_over();
     grids();
-    longest();
+    sizes_on_gpus();
     odd_files();
     sizes();
     files();

@@ -70,7 +70,7 @@ static const oh_tuning_row *row_for(const oh_dispatch *d, const oh_question *q,
 }
 
 /* The choice changes only at the bounds of rows, which belong to the piece below them. */
-void oh_dispatch_longest(const oh_dispatch *d, size_t most, size_t *push_out, size_t *pull_out) {
+static void find_longest(const oh_dispatch *d, size_t most, size_t *push_out, size_t *pull_out) {
     *push_out = *pull_out = 0;
     for (size_t i = 0; i < 4 * d->row_count; i++) {
         const oh_tuning_row *bound = &d->rows[i / 4];
@@ -82,6 +82,18 @@ void oh_dispatch_longest(const oh_dispatch *d, size_t most, size_t *push_out, si
         if (is_push(row->algorithm) && q.bytes > *push_out) *push_out = q.bytes;
         if (is_pull(row->algorithm) && q.bytes > *pull_out) *pull_out = q.bytes;
     }
+}
+
+void oh_dispatch_sizes(const oh_dispatch *d, size_t max_bytes, bool uncap, size_t usual_push,
+                       size_t *push_out, size_t *pull_out) {
+    const size_t cap = max_bytes ? max_bytes : uncap ? OH_DISPATCH_MOST_BYTES : 16 * M;
+    /* For calls that name an algorithm that the table does not use. */
+    const size_t least_push = 64 * K, least_pull = 1 * M;
+    size_t push, pull;
+    find_longest(d, cap, &push, &pull);
+    if (!max_bytes && !uncap && push > usual_push) push = usual_push;
+    *push_out = oh_round_up(push > least_push ? push : least_push, 4096);
+    *pull_out = oh_round_up(pull > least_pull ? pull : least_pull, 4096);
 }
 
 /* ---- pieces --------------------------------------------------------------------------------- */

@@ -36,8 +36,14 @@ typedef struct oh_dispatch_group {
 onehop_result oh_dispatch_init(oh_dispatch *d, const oh_dispatch_group *group,
                                const oh_tuning *tuning);
 
-/* The longest messages, to `most` bytes, that the table sends by an algorithm of each family. */
-void oh_dispatch_longest(const oh_dispatch *d, size_t most, size_t *push_out, size_t *pull_out);
+/* The longest message that may set the size of a buffer. */
+#define OH_DISPATCH_MOST_BYTES ((size_t)128 << 20)
+
+/* Sizes of a GPU's push slots and of half its pull buffer, where the caller leaves them open: the
+ * longest messages that the table sends by push and by pull, up to max_bytes; if that is 0, up to a
+ * cap and `usual_push`, or with `uncap` to the most. */
+void oh_dispatch_sizes(const oh_dispatch *d, size_t max_bytes, bool uncap, size_t usual_push,
+                       size_t *push_out, size_t *pull_out);
 
 /* What is asked: all that a choice depends on. Equal on all ranks. */
 typedef struct oh_question {

@@ -7,16 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MIB ((size_t)1 << 20)
-
-/* What a size may be, and what an open one is at least, for calls that name their algorithm. */
-#define MOST_BYTES  (128 * MIB)
-#define DEFAULT_CAP (16 * MIB)
-#define LEAST_PUSH  (64 * (size_t)1024)
-#define LEAST_PULL  MIB
-
 static onehop_result check_sizes(const onehop_config *c) {
-    if (c->max_bytes > MOST_BYTES)
+    if (c->max_bytes > OH_DISPATCH_MOST_BYTES)
         return oh_error(ONEHOP_ERR_TOO_LARGE,
                         "max_bytes is %zu, expected at most 128 MiB; longer messages go in chunks",
                         c->max_bytes);
@@ -137,27 +129,20 @@ static onehop_result choose_rows(onehop_t *ctx, const oh_introduction *all) {
     return oh_dispatch_init(&ctx->dispatch, &group, &ctx->tuning);
 }
 
-/* Sizes that the caller leaves open. On GPUs they follow from the longest messages that the tables
- * send by push and by pull, up to max_bytes, else to a cap. The host device publishes in the pull
- * buffer, and only what is named by the caller takes push slots. */
+/* Sizes that the caller leaves open. The host device publishes in the pull buffer, and only calls
+ * that name a push algorithm take push slots. */
 static onehop_result default_sizes(onehop_t *ctx) {
     onehop_layout_config *c = &ctx->layout_config;
-    const size_t max_bytes = ctx->config.max_bytes;
-    const bool uncapped = max_bytes || ctx->config.flags & ONEHOP_FLAG_UNCAP;
-    const size_t cap = max_bytes ? max_bytes : uncapped ? MOST_BYTES : DEFAULT_CAP;
-    size_t push = max_bytes, pull = 0;
+    size_t push = oh_round_up(ctx->config.max_bytes, 4096), pull = 0;
     onehop_layout usual;
     oh_planes planes;
     onehop_result result = oh_layout_plan(c, &usual, &planes);
     if (result) return result;
-    if (c->device_kind == ONEHOP_DEVICE_CUDA) {
-        oh_dispatch_longest(&ctx->dispatch, cap, &push, &pull);
-        if (pull < LEAST_PULL) pull = LEAST_PULL;
-        if (push < LEAST_PUSH) push = LEAST_PUSH;
-        if (!uncapped && push > usual.push_bytes) push = usual.push_bytes;
-    }
-    if (!c->push_bytes) c->push_bytes = oh_round_up(push, 4096);
-    if (!c->pull_bytes) c->pull_bytes = oh_round_up(pull, 4096);
+    if (c->device_kind == ONEHOP_DEVICE_CUDA)
+        oh_dispatch_sizes(&ctx->dispatch, ctx->config.max_bytes,
+                          ctx->config.flags & ONEHOP_FLAG_UNCAP, usual.push_bytes, &push, &pull);
+    if (!c->push_bytes) c->push_bytes = push;
+    if (!c->pull_bytes) c->pull_bytes = pull;
     return ONEHOP_OK;
 }
 
