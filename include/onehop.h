@@ -404,8 +404,9 @@ ONEHOP_API onehop_result onehop_storage_arm(const onehop_layout_config *config,
 
 /* A communicator over armed memory, which the caller owns and keeps until after the destroy and
  * until all ranks' calls have ended: peers read it. Allocates no device memory and exchanges
- * nothing. Without a group the loss of a peer shows by the deadline. Errors: NULL, STRUCT_SIZE,
- * ARGUMENT, RANK, WORLD_SIZE, ALIGNMENT, NO_DEVICE, UNSUPPORTED, MEMORY, DRIVER. Since 0.1. */
+ * nothing; that ranks read other tuning tables shows as MISMATCH of calls. Without a group the loss
+ * of a peer shows by the deadline. Errors: NULL, STRUCT_SIZE, ARGUMENT, RANK, WORLD_SIZE, ALIGNMENT,
+ * ENVIRONMENT, NO_DEVICE, UNSUPPORTED, MEMORY, DRIVER. Since 0.1. */
 ONEHOP_API onehop_result onehop_comm_create(const onehop_comm_config *config,
                                             onehop_comm **comm_out);
 
@@ -478,8 +479,9 @@ typedef struct onehop_config {
 
 /* Collective: succeeds on all ranks or fails on all with the same message. World size 1 allocates
  * nothing. Blocks. On CUDA the primary context of the device is retained and the memory is
- * allocated there. Errors: those of onehop_group_open, onehop_symmetric_alloc, onehop_comm_create.
- * Since 0.1. */
+ * allocated there. The tuning table is read here, and must have the same rows on all ranks. Errors:
+ * those of onehop_group_open, onehop_symmetric_alloc, onehop_comm_create; ENVIRONMENT for a table
+ * that is not understood, with its line. Since 0.1. */
 ONEHOP_API onehop_result onehop_create(const onehop_config *config, onehop_t **context_out);
 
 /* All ranks of a group of `n` in one thread: rank i on devices[i] (NULL: config->device for all; a

@@ -6,7 +6,8 @@
 #include <unistd.h>
 
 static void release(onehop_t *ctx) {
-    const bool dead = ctx->comm && __atomic_load_n(&ctx->comm->dead, __ATOMIC_ACQUIRE);
+    /* Also where creation failed on some rank: NCCL would wait for it. */
+    const bool dead = !ctx->comm || __atomic_load_n(&ctx->comm->dead, __ATOMIC_ACQUIRE);
     onehop_comm_destroy(ctx->comm);
     if (ctx->nccl) oh_nccl_disconnect(ctx->device, ctx->nccl, dead);
     if (ctx->device) {
