@@ -352,6 +352,11 @@ static void sizes_on_gpus(void) {
         CHECK_INT(cases[i].push << 10, push);
         CHECK_INT(cases[i].pull << 10, pull);
     }
+    init_text(&d, CUDA "4 any 6M 2shot_push - 3 64\n4 any any 2shot_pull workspace 3 64\n", 90, 4,
+              false);
+    oh_dispatch_sizes(&d, 0, false, 1 << 25, &push, &pull);
+    if (oh_kernel_find(ONEHOP_DEVICE_CUDA, ONEHOP_2SHOT_PUSH, ONEHOP_FLOAT32, 4) >= 0)
+        CHECK_INT(3 << 20, push); /* two shards */
     init_text(&d, text, 90, 2, false);
     oh_dispatch_sizes(&d, 0, true, 0, &push, &pull);
     CHECK_INT(OH_DISPATCH_MOST_BYTES, pull);

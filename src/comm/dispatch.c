@@ -69,7 +69,14 @@ static const oh_tuning_row *row_for(const oh_dispatch *d, const oh_question *q,
     return NULL;
 }
 
-/* The choice changes only at the bounds of rows, which belong to the piece below them. */
+/* Of the push slot that takes a message whole: all of it, or twice a shard in two shots. */
+static size_t slot_for(const oh_dispatch *d, const oh_tuning_row *row, size_t bytes) {
+    if (row->algorithm != ONEHOP_2SHOT_PUSH) return bytes;
+    return 2 * oh_round_up((bytes + (size_t)d->world - 1) / (size_t)d->world, OH_UNIT_BYTES);
+}
+
+/* The largest slot and the longest message by pull, up to `most` bytes. The choice changes only at
+ * the bounds of rows, which belong to the piece below them. */
 static void find_longest(const oh_dispatch *d, size_t most, size_t *push_out, size_t *pull_out) {
     *push_out = *pull_out = 0;
     for (size_t i = 0; i < 4 * d->row_count; i++) {
@@ -79,7 +86,8 @@ static void find_longest(const oh_dispatch *d, size_t most, size_t *push_out, si
         if (q.bytes > most) q.bytes = most;
         const oh_tuning_row *row = q.bytes ? row_for(d, &q, ONEHOP_ALGORITHM_AUTO) : NULL;
         if (!row) continue;
-        if (is_push(row->algorithm) && q.bytes > *push_out) *push_out = q.bytes;
+        const size_t slot = slot_for(d, row, q.bytes);
+        if (is_push(row->algorithm) && slot > *push_out) *push_out = slot;
         if (is_pull(row->algorithm) && q.bytes > *pull_out) *pull_out = q.bytes;
     }
 }
