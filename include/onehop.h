@@ -157,7 +157,7 @@ typedef enum onehop_algorithm {
     ONEHOP_2SHOT_PUSH = 2, /* scatter shards, reduce, push results; one launch, no barrier */
     ONEHOP_1SHOT_PULL = 3, /* signals, then every rank reads every peer's memory */
     ONEHOP_2SHOT_PULL = 4, /* signals; each rank reduces its shard and writes it to all */
-    ONEHOP_NCCL = 5,       /* handed to NCCL; only if the switch for it is on */
+    ONEHOP_NCCL = 5,       /* handed to NCCL; only with ONEHOP_FLAG_NCCL */
     ONEHOP_HOST_1SHOT = 6, /* host device: publish once, every rank reduces all */
     ONEHOP_HOST_2SHOT = 7, /* host device: publish, reduce own shard, gather the shards */
     ONEHOP_LOCAL_COPY = 8, /* world size 1: the output is a copy of the input's bits */
@@ -361,6 +361,17 @@ ONEHOP_API onehop_result onehop_layout_get(const onehop_layout_config *config,
 #define ONEHOP_FLAG_EARLY_TRIGGER 1u
 /* CUDA: several processes on one GPU are time-sliced, milliseconds a call; refused without this. */
 #define ONEHOP_FLAG_SHARE_GPU 2u
+/* CUDA, contexts only: hand messages to NCCL where the tuning table has a row of it, and calls that
+ * name it. Also on with ONEHOP_NCCL=1. NCCL's library (ONEHOP_NCCL_LIB) is opened and a communicator
+ * of it made at creation, on all ranks or none. Such calls run in the same stream and graph and are
+ * counted, but NCCL sums in an order of its own: the bits may change with the message size. They
+ * carry no signature and have no deadline: ranks that make different calls, and lost peers, are
+ * found by our calls and onehop_status only. onehop_destroy may then wait for the peers to do the
+ * same. */
+#define ONEHOP_FLAG_NCCL 4u
+/* CUDA, contexts only: sizes that are left open follow the tuning table without the cap of 16 MiB;
+ * to 128 MiB. */
+#define ONEHOP_FLAG_UNCAP 8u
 
 typedef struct onehop_comm onehop_comm;
 
@@ -377,7 +388,9 @@ typedef struct onehop_comm_config {
     uint32_t ranks_per_device;         /* most ranks that share a GPU; 0: 1 */
     uint32_t timeout_ms;               /* deadline of a call; 0: ONEHOP_TIMEOUT_MS or 300000 */
     uint32_t flags;                    /* ONEHOP_FLAG_* */
-    uint32_t reserved;                 /* 0 */
+    /* CUDA: the lowest compute capability of all ranks' GPUs, 90 for 9.0, by which the tuning table
+     * is chosen; 0: this rank's. Equal on all ranks. */
+    uint32_t capability;
 } onehop_comm_config;
 
 /* Initialises one rank's memory: push slots to 0xFF, all words that a call looks at before it
@@ -391,8 +404,9 @@ ONEHOP_API onehop_result onehop_storage_arm(const onehop_layout_config *config,
 
 /* A communicator over armed memory, which the caller owns and keeps until after the destroy and
  * until all ranks' calls have ended: peers read it. Allocates no device memory and exchanges
- * nothing. Without a group the loss of a peer shows by the deadline. Errors: NULL, STRUCT_SIZE,
- * ARGUMENT, RANK, WORLD_SIZE, ALIGNMENT, NO_DEVICE, UNSUPPORTED, MEMORY, DRIVER. Since 0.1. */
+ * nothing; that ranks read other tuning tables shows as MISMATCH of calls. Without a group the loss
+ * of a peer shows by the deadline. Errors: NULL, STRUCT_SIZE, ARGUMENT, RANK, WORLD_SIZE, ALIGNMENT,
+ * ENVIRONMENT, NO_DEVICE, UNSUPPORTED, MEMORY, DRIVER. Since 0.1. */
 ONEHOP_API onehop_result onehop_comm_create(const onehop_comm_config *config,
                                             onehop_comm **comm_out);
 
@@ -445,11 +459,14 @@ typedef struct onehop_config {
     int world_size;
     const char *name;
     onehop_device device;
-    /* Storage; equal on all ranks. max_bytes: the longest message that should go in one piece, at
-     * most 128 MiB; sizes the push slot if push_bytes is 0. Longer messages still work, in chunks.
-     * */
+    /* Storage; equal on all ranks. Messages of any length work, longer ones in chunks: sizes are
+     * about speed and memory (onehop_stats tells both). push_bytes and pull_bytes, see
+     * onehop_layout_config, are taken as they are or refused. One that is 0 is, on CUDA, the longest
+     * message that the tuning table sends by push or by pull, up to max_bytes or, without it, 16 MiB
+     * and all push slots together 64 MiB; on the host the layout's default, for push max_bytes.
+     * max_bytes: the longest message that should go in one piece; at most 128 MiB. */
     size_t max_bytes;
-    size_t push_bytes; /* see onehop_layout_config */
+    size_t push_bytes;
     size_t pull_bytes;
     uint32_t max_blocks;
     uint32_t max_rows;
@@ -462,8 +479,9 @@ typedef struct onehop_config {
 
 /* Collective: succeeds on all ranks or fails on all with the same message. World size 1 allocates
  * nothing. Blocks. On CUDA the primary context of the device is retained and the memory is
- * allocated there. Errors: those of onehop_group_open, onehop_symmetric_alloc, onehop_comm_create.
- * Since 0.1. */
+ * allocated there. The tuning table is read here, and must have the same rows on all ranks. Errors:
+ * those of onehop_group_open, onehop_symmetric_alloc, onehop_comm_create; ENVIRONMENT for a table
+ * that is not understood, with its line. Since 0.1. */
 ONEHOP_API onehop_result onehop_create(const onehop_config *config, onehop_t **context_out);
 
 /* All ranks of a group of `n` in one thread: rank i on devices[i] (NULL: config->device for all; a
@@ -515,8 +533,11 @@ typedef struct onehop_choice {
     uint32_t reserved[3];
 } onehop_choice;
 
-/* What onehop_all_reduce would do with such a call: exactly what it does. Pure function of the
- * context's settings and the arguments, the same on all ranks. Errors: NULL, DTYPE, OP, ARGUMENT.
+/* What onehop_all_reduce would do with such a call: exactly what it does. The first row of the tuning
+ * table (the file that ONEHOP_TUNING names, then those compiled in; docs/design.md) that serves it.
+ * Pure function of the context's settings and the arguments, the same on all ranks. With source
+ * GRAPH the call is staged if at the end of the capture some rank's memory cannot be shared. NCCL
+ * has blocks and threads 0. Errors: NULL, DTYPE, OP, ARGUMENT.
  * Since 0.1. */
 ONEHOP_API onehop_result onehop_would_use(const onehop_t *context, size_t bytes, onehop_dtype dtype,
                                           onehop_op op, onehop_mode mode, int in_place,
@@ -592,7 +613,9 @@ typedef struct onehop_stats {
     uint64_t host_bytes;
     uint32_t rows_used;
     uint32_t rows_total;
-    uint64_t reserved[8];
+    uint64_t push_bytes; /* sizes in force, see onehop_layout */
+    uint64_t pull_bytes;
+    uint64_t reserved[6];
 } onehop_stats;
 
 /* Errors: NULL. Since 0.1. */

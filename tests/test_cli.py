@@ -411,6 +411,74 @@ class Check(unittest.TestCase):
         self.assertIn("runs ended early", out)
 
 
+class Tune(unittest.TestCase):
+    QUICK = ["tune", "--device", "host", "-g", "3", "--quick", "-e", "64K"]
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.path = os.path.join(self.folder, "my.table")
+
+    def test_writes_a_table_that_is_used(self):
+        done = run(*self.QUICK, "-b", "4K", "--noise", "10000", "-o", self.path)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("used and verified", done.stdout)
+        self.assertIn("# graph, 65536 bytes: host_", done.stderr)
+        self.assertEqual(os.listdir(self.folder), ["my.table"])
+        with open(self.path) as file:
+            text = file.read()
+        self.assertTrue(text.startswith("onehop-tuning 1\n"))
+        for part in ("# Measured on 20", "3 ranks", "rank 2: host", "device host", "differ by 10000 %"):
+            self.assertIn(part, text)
+        table = [line.split("#")[0].split() for line in text.splitlines() if re.match(r" +3 ", line)]
+        for mode in ("eager", "graph"):
+            rows_of_mode = [row for row in table if row[1] == mode]
+            self.assertEqual(rows_of_mode[-1][2], "any")
+        for row in table:
+            self.assertRegex(" ".join(row[3:]), r"^host_[12]shot - 1 1$")
+        done = run("perf", "--device", "host", "-g", "3", "-e", "16K", "-n", "20", env={"ONEHOP_TUNING": self.path})
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_refuses_noise(self):
+        done = run(*self.QUICK, "--noise", "0", "-o", self.path)
+        self.assertEqual(done.returncode, 5, done.stderr)
+        self.assertRegex(done.stderr, r"host_[12]shot at \d+ bytes, (eager|graph): medians of .* nothing was written")
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_refusals(self):
+        for args, code, word in (
+            (["-o", "/nonexistent/x.table"], 2, "/nonexistent/x.table"),
+            (["-o", ""], 2, "-o ''"),
+            (["-b", "2K", "-e", "1K"], 2, "-b 2048"),
+            (["-g", "1"], 2, "-g"),
+            (["--nccl-handover"], 3, "NCCL needs GPUs"),
+        ):
+            with self.subTest(args=args):
+                done = run("tune", "--device", "host", *args)
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertIn(word, done.stderr)
+
+    def test_perf_with_a_table(self):
+        perf = ["perf", "--device", "host", "-g", "3", "-b", "1K", "-e", "4K", "-n", "20"]
+        with open(self.path, "w") as file:
+            file.write("onehop-tuning 1\ndevice host\n3 any 2K 1shot_push - 3 1\n3 any any host_2shot - 1 1\n")
+        done = run(*perf, env={"ONEHOP_TUNING": self.path})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([row[-1] for row in rows(done.stdout)], ["1shot_push", "host_2shot"])
+        with open(self.path, "a") as file:
+            file.write("3 any any ring - 1 1\n")
+        done = run(*perf, env={"ONEHOP_TUNING": self.path})
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("my.table:5: expected an algorithm", done.stderr)
+
+    def test_hand_over_on_the_host(self):
+        for args, env in ((["--nccl-handover"], {}), ([], {"ONEHOP_NCCL": "1"})):
+            done = run("perf", *SMALL, *args, env=env)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn("NCCL needs GPUs", done.stderr)
+
+
 class Faults(unittest.TestCase):
     def read_header(self, process):
         for line in process.stdout:

@@ -161,7 +161,7 @@ static const char *change_setting(onehop_config *config, int which) {
         return "max_rows";
     case 5:
         config->push_bytes = 0, config->max_bytes = 1 << 20;
-        return "push_bytes (or max_bytes)";
+        return "max_bytes";
     default:
         config->push_bytes = 100;
         return "push_bytes"; /* and wrong as well */

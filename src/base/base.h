@@ -46,6 +46,9 @@ void oh_sleep_us(unsigned us);
     X(DEVICE, "ONEHOP_DEVICE", "string", "auto", "device for AUTO: auto, cuda or host")            \
     X(ISA, "ONEHOP_ISA", "string", "auto",                                                         \
       "host device: auto, baseline, avx2, avx512 or neon; what the machine lacks is refused")      \
+    X(TUNING, "ONEHOP_TUNING", "string", "", "tuning table to use before those compiled in")       \
+    X(NCCL, "ONEHOP_NCCL", "bool", "0", "1 hands long messages to NCCL, as ONEHOP_FLAG_NCCL")      \
+    X(NCCL_LIB, "ONEHOP_NCCL_LIB", "string", "libnccl.so.2", "the NCCL library for that")          \
     X(MULTICAST, "ONEHOP_MULTICAST", "bool", "0", "1 allows NVLink multicast; not validated")      \
     X(RANK, "RANK", "int", "", "rank, if the program gives none (set by torchrun)")                \
     X(WORLD_SIZE, "WORLD_SIZE", "int", "", "number of ranks (torchrun)")                           \

@@ -17,11 +17,13 @@ enum cli_exit {
     CLI_USAGE = 2,
     CLI_UNSUPPORTED = 3,
     CLI_LOST_PEER = 4,
+    CLI_NOISE = 5,
 };
 
 /* argv[0] is the subcommand's name. Each returns an exit code. */
 int cli_perf(int argc, char **argv);
 int cli_check(int argc, char **argv);
+int cli_tune(int argc, char **argv);
 int cli_info(int argc, char **argv);
 
 /* The exit code that tells of an error. */

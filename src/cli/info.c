@@ -101,10 +101,11 @@ static void print_layout(onehop_device_kind kind, int ranks) {
 }
 
 static void print_memory(void) {
-    printf(
-        "\nmemory per rank with default sizes: shared with peers, own on the device, on the host\n"
-        "  ranks  %30s  %30s\n",
-        "host device", "GPU");
+    printf("\nmemory per rank with default sizes, at most: shared with peers, own on the device, "
+           "on the "
+           "host\n"
+           "  ranks  %30s  %30s\n",
+           "host device", "GPU");
     for (int ranks = 2; ranks <= 8; ranks++) {
         printf("  %5d", ranks);
         print_layout(ONEHOP_DEVICE_HOST, ranks);

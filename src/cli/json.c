@@ -59,14 +59,14 @@ onehop_result json_write(const char *path, void (*body)(FILE *, void *), void *u
     char temporary[4096];
     int length = snprintf(temporary, sizeof temporary, "%s.%d", path, (int)getpid());
     if (length >= (int)sizeof temporary)
-        return oh_error(ONEHOP_ERR_SYSTEM, "-J: the path is too long");
+        return oh_error(ONEHOP_ERR_SYSTEM, "%s: the path is too long", path);
     FILE *file = fopen(temporary, "we");
-    if (!file) return oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "-J %s", path);
+    if (!file) return oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "%s", path);
     body(file, user);
     bool failed = ferror(file) != 0;
     failed |= fclose(file) != 0;
     if (!failed && rename(temporary, path) == 0) return ONEHOP_OK;
     int cause = errno;
     unlink(temporary);
-    return oh_error_errno(ONEHOP_ERR_SYSTEM, cause, "-J %s could not be written", path);
+    return oh_error_errno(ONEHOP_ERR_SYSTEM, cause, "%s could not be written", path);
 }

@@ -22,6 +22,7 @@ static const struct command {
 } commands[] = {
     {"perf", cli_perf, "time and verify all-reduce on this machine"},
     {"check", cli_check, "compare all that this machine can do with a scalar reference"},
+    {"tune", cli_tune, "measure this machine and write a tuning table"},
     {"info", cli_info, "devices, links, memory, environment variables"},
     {"version", command_version, "version of the tool and its library"},
     {"help", command_help, "this text; `onehop perf --help` for the flags of perf"},
@@ -31,8 +32,10 @@ static void print_commands(FILE *to) {
     fprintf(to, "usage: onehop COMMAND [FLAGS]\n\ncommands:\n");
     for (size_t i = 0; i < OH_LENGTH(commands); i++)
         fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].summary);
-    fprintf(to,
-            "\nexit codes: 0 ok, 1 wrong data, 2 usage, 3 unsupported, 4 timeout or lost peer\n");
+    fprintf(
+        to,
+        "\nexit codes: 0 ok, 1 wrong data, 2 usage, 3 unsupported, 4 timeout or lost peer, 5 too "
+        "much noise\n");
 }
 
 static const struct command *find_command(const char *name) {

@@ -12,7 +12,7 @@
 typedef struct perf_flags {
     int64_t min_bytes, max_bytes, factor, calls, warmup, check, dtype, op, replays;
     int64_t ranks, device, layout, ranks_per_device, eager, rotate, early_trigger, compare, source,
-        pin;
+        hand_over, pin;
     const char *algorithm, *nccl_path, *json_path;
 } perf_flags;
 
@@ -68,8 +68,10 @@ static const option_row rows[] = {
      "host: keep each rank on a processor of its own"},
     {0, "compare", OPTION_WORDS, FIELD(compare), 0, 0, compare_words, "LIST",
      "nccl, nccl-symm: time them beside, in the same run (GPUs)"},
+    {0, "nccl-handover", OPTION_SWITCH, FIELD(hand_over), 0, 0, NULL, NULL,
+     "let the tuning table hand long messages to NCCL (GPUs)"},
     {0, "nccl-lib", OPTION_TEXT, FIELD(nccl_path), 0, 0, NULL, "PATH",
-     "the library for --compare (libnccl.so.2)"},
+     "the library for both (libnccl.so.2)"},
 };
 
 static int usage(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -201,15 +203,20 @@ static int plan_mode(perf_plan *plan, const perf_flags *flags) {
     return CLI_OK;
 }
 
-static int plan_compare(perf_plan *plan, const perf_flags *flags) {
+static int plan_nccl(perf_plan *plan, const perf_flags *flags) {
+    const char *flag = flags->compare > 0 ? "--compare" : "--nccl-handover";
+    int64_t on = flags->hand_over > 0;
     plan->peers = (uint32_t)given(flags->compare, 0);
     plan->nccl_path = flags->nccl_path;
-    if (!plan->peers) return CLI_OK;
+    if (!on && oh_env_integer(OH_ENV_NCCL, 0, 1, 0, &on) != ONEHOP_OK)
+        return usage("%s", onehop_last_error());
+    plan->hand_over = on;
+    if (!plan->peers && flags->hand_over <= 0) return CLI_OK;
     if (plan->device != ONEHOP_DEVICE_CUDA)
-        return cli_fail("perf", CLI_UNSUPPORTED, "--compare: NCCL needs GPUs, the device is host");
+        return cli_fail("perf", CLI_UNSUPPORTED, "%s: NCCL needs GPUs, the device is host", flag);
     if (plan->layout == LAYOUT_SINGLE || plan->ranks_per_device > 1)
         return cli_fail("perf", CLI_UNSUPPORTED,
-                        "--compare: needs a process or a thread per GPU, one rank each");
+                        "%s: needs a process or a thread per GPU, one rank each", flag);
     return CLI_OK;
 }
 
@@ -220,8 +227,8 @@ static int plan_json(perf_plan *plan, const perf_flags *flags) {
 
 static int make_plan(perf_plan *plan, const perf_flags *flags, int argc, char **argv) {
     static int (*const steps[])(perf_plan *, const perf_flags *) = {
-        plan_environment, plan_device, plan_ranks,   plan_sizes,
-        plan_algorithm,   plan_mode,   plan_compare, plan_json,
+        plan_environment, plan_device, plan_ranks, plan_sizes,
+        plan_algorithm,   plan_mode,   plan_nccl,  plan_json,
     };
     plan->dtype = dtypes[given(flags->dtype, 0)];
     perf_fresh_name(plan);

@@ -48,6 +48,7 @@ typedef struct perf_plan {
     uint64_t samples;           /* replays or batches; 0: by time */
     uint64_t warmup;            /* calls before the timed part; replays are one at least */
     bool check, rotate, early_trigger, pin;
+    bool hand_over;                /* with NCCL as one of our algorithms */
     size_t push_bytes, pull_bytes; /* 0: defaults */
     uint32_t timeout_ms;
     bool mapped;      /* buffers from onehop_mem_alloc, which peers can map */

@@ -56,9 +56,10 @@ static void write_config(FILE *file, const perf_worker *worker) {
     if (plan->peers) json_text(file, "nccl", perf_nccl_version(), ",");
     fprintf(file,
             "  \"ranks\": %d,\n  \"ranks_per_device\": %d,\n  \"rotate\": %s,\n"
-            "  \"early_trigger\": %s,\n  \"pin\": %s,\n",
+            "  \"early_trigger\": %s,\n  \"pin\": %s,\n  \"nccl_handover\": %s,\n",
             plan->world_size, plan->ranks_per_device, plan->rotate ? "true" : "false",
-            plan->early_trigger ? "true" : "false", plan->pin ? "true" : "false");
+            plan->early_trigger ? "true" : "false", plan->pin ? "true" : "false",
+            plan->hand_over ? "true" : "false");
     fprintf(file, "  ");
     json_number(file, "floor_latency_us", worker->floor.known ? worker->floor.latency_us : -1,
                 ",\n");

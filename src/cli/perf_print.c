@@ -1,6 +1,7 @@
 /* The table on stdout: the columns and lines that users of nccl-tests know, then ours. Each line is
  * flushed, so that progress is seen through a pipe. */
 #include "cli/perf.h"
+#include "device/cuda/nccl.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -29,7 +30,8 @@ static void print_method(const perf_worker *worker) {
     else
         printf("# buffers: one hot input and output per rank\n");
     if (plan->device == ONEHOP_DEVICE_CUDA)
-        printf("# early_trigger: %s\n", plan->early_trigger ? "on" : "off");
+        printf("# early_trigger: %s\n# hand-over to NCCL: %s\n", plan->early_trigger ? "on" : "off",
+               plan->hand_over ? oh_nccl.version : "off");
     if (worker->floor.known)
         printf("# floor: %.3f us from core to core, plus one memcpy of the message\n",
                worker->floor.latency_us);

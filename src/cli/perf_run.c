@@ -181,7 +181,7 @@ static onehop_result stamp(perf_run *run, uint64_t sample, bool end) {
         onehop_result result = ONEHOP_OK;
         if (events)
             result = worker->backend->event_record(&rank->processor, 2 * sample + end);
-        else if (end && rank->processor.stream)
+        else if (end && rank->processor.stream && !worker->inline_calls)
             result = run->target->wait(worker, rank);
         if (result != ONEHOP_OK) return result;
         *(end ? &rank->end_ns[sample] : &rank->begin_ns[sample]) = oh_clock_ns();

@@ -1,6 +1,7 @@
 /* What a rank does: set up, take the sizes one after another, report. In the layout "single" one
  * worker does it for all ranks at once. */
 #include "cli/perf.h"
+#include "device/cuda/nccl.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -130,6 +131,7 @@ static onehop_device device_of(const perf_plan *plan, int rank) {
 
 static void fill_config(const perf_plan *plan, onehop_config *config) {
     if (plan->early_trigger) config->flags |= ONEHOP_FLAG_EARLY_TRIGGER;
+    if (plan->hand_over) config->flags |= ONEHOP_FLAG_NCCL;
     config->push_bytes = plan->push_bytes;
     config->pull_bytes = plan->pull_bytes;
     config->timeout_ms = plan->timeout_ms;
@@ -233,6 +235,9 @@ static onehop_result open_processors(perf_worker *worker, int first) {
 static onehop_result set_up(perf_worker *worker, int first) {
     onehop_result result = find_board(worker, first);
     if (result == ONEHOP_OK) result = open_processors(worker, first);
+    /* The library would look for it elsewhere. */
+    if (result == ONEHOP_OK && worker->plan->nccl_path)
+        result = oh_nccl_open(worker->plan->nccl_path);
     if (result == ONEHOP_OK)
         result = worker->plan->layout == LAYOUT_SINGLE ? create_all_contexts(worker)
                                                        : create_context(worker, &worker->rank[0]);
@@ -367,7 +372,7 @@ int perf_work(perf_worker *worker, int first, int ranks) {
     bool wrong = false;
     worker->ranks = ranks;
     worker->backend = worker->plan->device == ONEHOP_DEVICE_CUDA ? &backend_cuda : &backend_host;
-    worker->data = worker->plan->peers ? DATA_INTEGERS : DATA_REAL;
+    worker->data = worker->plan->peers || worker->plan->hand_over ? DATA_INTEGERS : DATA_REAL;
     onehop_result result = set_up(worker, first);
     if (result == ONEHOP_OK) result = worker->body(worker, &wrong);
     if (result == ONEHOP_OK) result = perf_barrier(worker); /* nobody leaves while peers call */

@@ -28,7 +28,7 @@ static onehop_result check_config(const onehop_comm_config *c) {
         return oh_error(ONEHOP_ERR_WORLD_SIZE,
                         "communicator: layout is for %d ranks, world size is %d",
                         c->layout->world_size, c->world_size);
-    if (c->flags & ~(ONEHOP_FLAG_EARLY_TRIGGER | ONEHOP_FLAG_SHARE_GPU))
+    if (c->flags & ~OH_KNOWN_FLAGS)
         return oh_error(ONEHOP_ERR_ARGUMENT, "communicator: flags 0x%x has unknown bits", c->flags);
     for (int r = 0; r < c->world_size && !result; r++)
         result = check_pointer(c->symmetric[r], 4096, "symmetric memory", r);
@@ -117,9 +117,7 @@ static onehop_result comm_init(onehop_comm *comm, const onehop_comm_config *c) {
     comm->rank = c->rank;
     comm->world = c->world_size;
     comm->page = c->host;
-    oh_planes planes;
-    onehop_result result = oh_layout_plan(c->layout, &layout, &planes);
-    if (!result) oh_dispatch_init(&comm->dispatch, comm->device->ops->kind, c->world_size, &planes);
+    onehop_result result = oh_layout_plan(c->layout, &layout, &comm->dispatch.planes);
     if (!result) result = resolve_timeout(c->timeout_ms, &comm->timeout_ms);
     if (!result) result = comm->device->ops->host_address(comm->device, c->host, &device_page);
     if (result) return result;
@@ -129,25 +127,29 @@ static onehop_result comm_init(onehop_comm *comm, const onehop_comm_config *c) {
     comm->stats.symmetric_bytes = layout.symmetric_bytes;
     comm->stats.local_bytes = layout.local_bytes;
     comm->stats.host_bytes = layout.host_bytes;
+    comm->stats.push_bytes = layout.push_bytes;
+    comm->stats.pull_bytes = layout.pull_bytes;
     comm->stats.rows_total = layout.max_rows;
     result = load_functions(comm, c->ranks_per_device ? c->ranks_per_device : 1);
     return result ? result : oh_comm_set_timeout(comm, comm->timeout_ms);
 }
 
-onehop_result oh_comm_open(const onehop_comm_config *config, oh_device *device, bool owns_device,
-                           onehop_group *group, onehop_comm **comm_out) {
+onehop_result oh_comm_open(const onehop_comm_config *config, const oh_comm_parts *parts,
+                           onehop_comm **comm_out) {
     onehop_comm *comm = calloc(1, sizeof *comm);
     if (!comm) return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory");
     pthread_mutex_init(&comm->failure_lock, NULL);
-    comm->device = device;
-    comm->group = group;
+    comm->device = parts->device;
+    comm->group = parts->group;
+    comm->dispatch = *parts->dispatch;
+    comm->nccl = parts->nccl;
     onehop_result result = check_config(config);
     if (!result) result = comm_init(comm, config);
     if (result) {
         onehop_comm_destroy(comm);
         return result;
     }
-    comm->owns_device = owns_device;
+    comm->owns_device = parts->owns_device;
     *comm_out = comm;
     return ONEHOP_OK;
 }
@@ -160,12 +162,30 @@ static onehop_result open_named(onehop_device which, oh_device **out) {
     return oh_device_open(which, 0, out);
 }
 
+static onehop_result choose_rows(oh_device *device, const onehop_comm_config *c, oh_dispatch *out) {
+    oh_device_info info;
+    oh_tuning tuning;
+    onehop_result result = device->ops->info(device, &info);
+    if (result) return result;
+    if (c->flags & ONEHOP_FLAG_NCCL)
+        return oh_error(ONEHOP_ERR_UNSUPPORTED,
+                        "communicator: ONEHOP_FLAG_NCCL is for contexts; a communicator over the "
+                        "caller's memory exchanges nothing");
+    const oh_dispatch_group group = {
+        device->ops->kind, c->capability ? c->capability : info.capability, c->world_size, false};
+    result = oh_tuning_load(&tuning);
+    if (!result) result = oh_dispatch_init(out, &group, &tuning);
+    oh_tuning_free(&tuning);
+    return result;
+}
+
 onehop_result onehop_comm_create(const onehop_comm_config *config, onehop_comm **comm_out) {
     if (!config || !comm_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_comm_create: %s is NULL",
                         config ? "comm_out" : "config");
     onehop_comm_config known;
     onehop_layout_config layout;
+    oh_dispatch dispatch;
     oh_device *device = NULL;
     onehop_result result = oh_config_copy(&known, sizeof known, config, "onehop_comm_config");
     if (!result && known.layout) {
@@ -177,7 +197,9 @@ onehop_result onehop_comm_create(const onehop_comm_config *config, onehop_comm *
         result = oh_error(ONEHOP_ERR_ARGUMENT,
                           "communicator: layout is for device kind %d, the device is of kind %d",
                           (int)layout.device_kind, (int)device->ops->kind);
-    if (!result) result = oh_comm_open(&known, device, true, NULL, comm_out);
+    if (!result) result = choose_rows(device, &known, &dispatch);
+    const oh_comm_parts parts = {device, true, NULL, &dispatch, NULL};
+    if (!result) result = oh_comm_open(&known, &parts, comm_out);
     if (result && device) device->ops->close(device);
     return result;
 }

@@ -16,6 +16,8 @@
 #include <pthread.h>
 
 #define OH_LONGEST_TIMEOUT_MS (1u << 31)
+#define OH_KNOWN_FLAGS                                                                             \
+    (ONEHOP_FLAG_EARLY_TRIGGER | ONEHOP_FLAG_SHARE_GPU | ONEHOP_FLAG_NCCL | ONEHOP_FLAG_UNCAP)
 
 struct onehop_comm {
     oh_device *device;
@@ -27,6 +29,7 @@ struct onehop_comm {
     oh_host_page *page;
     oh_function *functions; /* by kernel index */
     onehop_group *group;    /* to watch the peers; may be NULL */
+    void *nccl;             /* NCCL's communicator; NULL without the hand-over */
     uint64_t group_looked_ns;
     uint64_t gone_since_ns; /* atomic: when a peer was first seen gone, 0: never */
 
@@ -57,9 +60,17 @@ typedef struct oh_request {
     uint32_t row; /* with source GRAPH; the caller's, or taken for this call */
 } oh_request;
 
-/* Creates a communicator on an open device, which it takes over if `owns_device`. */
-onehop_result oh_comm_open(const onehop_comm_config *config, oh_device *device, bool owns_device,
-                           onehop_group *group, onehop_comm **comm_out);
+/* What a communicator is made of besides its config. */
+typedef struct oh_comm_parts {
+    oh_device *device; /* open; taken over if `owns_device` */
+    bool owns_device;
+    onehop_group *group;         /* may be NULL */
+    const oh_dispatch *dispatch; /* without planes; copied */
+    void *nccl;                  /* borrowed; may be NULL */
+} oh_comm_parts;
+
+onehop_result oh_comm_open(const onehop_comm_config *config, const oh_comm_parts *parts,
+                           onehop_comm **comm_out);
 
 /* Launches a planned call on a stream of which `info` tells. */
 onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *request, const oh_plan *plan,

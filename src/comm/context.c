@@ -6,7 +6,10 @@
 #include <unistd.h>
 
 static void release(onehop_t *ctx) {
+    /* Also where creation failed on some rank: NCCL would wait for it. */
+    const bool dead = !ctx->comm || __atomic_load_n(&ctx->comm->dead, __ATOMIC_ACQUIRE);
     onehop_comm_destroy(ctx->comm);
+    if (ctx->nccl) oh_nccl_disconnect(ctx->device, ctx->nccl, dead);
     if (ctx->device) {
         const oh_device_ops *ops = ctx->device->ops;
         for (int r = 0; r < ctx->world; r++) ops->mem_release(ctx->device, &ctx->slabs[r]);
@@ -15,6 +18,7 @@ static void release(onehop_t *ctx) {
         ops->close(ctx->device);
     }
     if (ctx->owns_group) onehop_group_close(ctx->group);
+    oh_tuning_free(&ctx->tuning);
     free(ctx->captured);
     free(ctx->captured_memory);
     free(ctx);
@@ -24,9 +28,8 @@ static void release(onehop_t *ctx) {
 static onehop_result make_alone(onehop_t *ctx) {
     oh_introduction unused;
     onehop_result result = oh_context_introduce(ctx, &unused);
-    const oh_planes none = {0};
-    oh_dispatch_init(&ctx->dispatch, ctx->info.device.kind, 1, &none);
-    return result;
+    const oh_dispatch_group group = {ctx->info.device.kind, ctx->info.capability, 1, false};
+    return result ? result : oh_dispatch_init(&ctx->dispatch, &group, &ctx->tuning);
 }
 
 /* Values that nothing else asks for on every path; a wrong one is refused, not ignored. */
@@ -64,8 +67,8 @@ static onehop_result set_up(onehop_t *ctx) {
 
     result = oh_rendezvous_agree(ctx->group, oh_context_connect(ctx, offers, fds));
     close_fds(fds, ctx->world);
-    if (result) return result;
-    return oh_rendezvous_agree(ctx->group, oh_context_finish(ctx));
+    if (!result) result = oh_rendezvous_agree(ctx->group, oh_context_hand_over(ctx, offers));
+    return result ? result : oh_rendezvous_agree(ctx->group, oh_context_finish(ctx));
 }
 
 static onehop_result open_group(onehop_t *ctx) {
@@ -124,6 +127,17 @@ static onehop_result make_all(onehop_t **ctx, int n) {
     return result;
 }
 
+/* NCCL wants a thread for each rank, or calls in brackets. */
+static onehop_result refuse_nccl(const onehop_config *config) {
+    int64_t on = 0;
+    onehop_result result = oh_env_integer(OH_ENV_NCCL, 0, 1, 0, &on);
+    if (result || !(on || config->flags & ONEHOP_FLAG_NCCL)) return result;
+    return oh_error(ONEHOP_ERR_UNSUPPORTED,
+                    "onehop_create_all: the hand-over to NCCL needs a thread or a process for each "
+                    "rank; ONEHOP_FLAG_NCCL and %s must be off",
+                    oh_env_describe(OH_ENV_NCCL)->name);
+}
+
 onehop_result onehop_create_all(const onehop_config *config, int n, const onehop_device *devices,
                                 onehop_t **contexts_out) {
     onehop_config known;
@@ -140,6 +154,7 @@ onehop_result onehop_create_all(const onehop_config *config, int n, const onehop
         result = oh_error(
             ONEHOP_ERR_ARGUMENT,
             "onehop_create_all: group, rank, world_size and name must be zero; all ranks are here");
+    if (!result) result = refuse_nccl(&known);
     for (int r = 0; r < n && !result; r++) {
         ctx[r] = calloc(1, sizeof *ctx[r]);
         if (!ctx[r]) {

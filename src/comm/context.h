@@ -5,12 +5,14 @@
  *   introduce   what this rank is and wants; its device is open           -> oh_introduction to all
  *   allocate    settings compared, sizes agreed, memory made              -> oh_offer and a descriptor to all
  *   connect     the peers' memory mapped, own memory armed                -> barrier
+ *   hand_over   with ONEHOP_FLAG_NCCL: NCCL's communicator, which waits for all ranks itself
  *   finish      the communicator
  * After each step the ranks agree that all succeeded; if not, all fail with the same message. */
 #ifndef OH_CONTEXT_H
 #define OH_CONTEXT_H
 
 #include "comm/comm.h"
+#include "device/cuda/nccl.h"
 
 /* Compared across ranks, or reduced to the smallest. */
 typedef struct oh_introduction {
@@ -22,12 +24,14 @@ typedef struct oh_introduction {
     uint32_t multiprocessors;
     uint32_t capability;
     uint32_t handle_kinds;
-    uint64_t push_bytes, pull_bytes;
+    uint64_t max_bytes, push_bytes, pull_bytes;
+    uint64_t tuning; /* hash of the tables */
     char bus_id[32]; /* to count the ranks that share a GPU */
 } oh_introduction;
 
 typedef struct oh_offer {
     oh_mem_handle handle;
+    oh_nccl_id nccl; /* of rank 0, with the hand-over on */
 } oh_offer;
 
 /* A captured call, compared across ranks. */
@@ -64,8 +68,10 @@ struct onehop {
     oh_mem slabs[ONEHOP_MAX_RANKS];
     void *local;
     void *host, *host_device;
+    void *nccl;         /* with the hand-over on */
     onehop_comm *comm;  /* NULL in a group of one rank */
     onehop_stats alone; /* of a group of one rank */
+    oh_tuning tuning;
     oh_dispatch dispatch;
 
     bool capturing;
@@ -78,6 +84,7 @@ onehop_result oh_context_introduce(onehop_t *ctx, oh_introduction *out);
 onehop_result oh_context_allocate(onehop_t *ctx, const oh_introduction *all, oh_offer *out,
                                   int *fd_out);
 onehop_result oh_context_connect(onehop_t *ctx, const oh_offer *offers, const int *fds);
+onehop_result oh_context_hand_over(onehop_t *ctx, const oh_offer *offers);
 onehop_result oh_context_finish(onehop_t *ctx);
 
 /* Remembers a captured call. */

@@ -1,52 +1,15 @@
-/* The table and its reading. Each row: up to this many bytes, this algorithm and grid. Provenance
- * in the comment of each table; rows of one (device, world size) are sorted by bytes, the last
- * holds for all longer messages. */
+/* Reading the table: which row serves a call, and what of it the group can do. */
 #include "comm/dispatch.h"
 
 #include "kernels/kernels.h"
 
 #include <string.h>
 
-#define ANY SIZE_MAX
-#define K   ((size_t)1 << 10)
-#define M   ((size_t)1 << 20)
-
-typedef struct row {
-    onehop_device_kind kind;
-    int world_low, world_high;
-    size_t up_to; /* bytes */
-    onehop_algorithm algorithm;
-    uint32_t blocks, threads; /* data blocks; the block of the signature is added */
-} row;
-
-static const row table[] = {
-    /* Two H200 over NVLink, bf16, graphs, 2026-11-29: best grid of a sweep, W=2; other W taken from
-     * it. */
-    {ONEHOP_DEVICE_CUDA, 2, 16, 1 * K, ONEHOP_1SHOT_PUSH, 2, 64},
-    {ONEHOP_DEVICE_CUDA, 2, 16, 4 * K, ONEHOP_1SHOT_PUSH, 2, 128},
-    {ONEHOP_DEVICE_CUDA, 2, 16, 16 * K, ONEHOP_1SHOT_PUSH, 8, 128},
-    {ONEHOP_DEVICE_CUDA, 2, 16, 64 * K, ONEHOP_1SHOT_PUSH, 32, 128},
-    {ONEHOP_DEVICE_CUDA, 2, 16, 256 * K, ONEHOP_1SHOT_PUSH, 64, 256},
-    {ONEHOP_DEVICE_CUDA, 2, 16, 1 * M, ONEHOP_1SHOT_PUSH, 128, 512},
-    {ONEHOP_DEVICE_CUDA, 2, 16, ANY, ONEHOP_1SHOT_PUSH, 131, 1024},
-    /* Between two ranks one shot moves the same bytes as two and waits once per chunk. */
-    {ONEHOP_DEVICE_HOST, 2, 2, ANY, ONEHOP_HOST_1SHOT, 0, 1},
-    {ONEHOP_DEVICE_HOST, 3, 16, 64 * K, ONEHOP_HOST_1SHOT, 0, 1},
-    {ONEHOP_DEVICE_HOST, 3, 16, ANY, ONEHOP_HOST_2SHOT, 0, 1},
-};
+#define K ((size_t)1 << 10)
+#define M ((size_t)1 << 20)
 
 /* GPU-shaped bodies on the host device, forced by name: few blocks, one thread each. */
 #define HOST_GPU_SHAPED_BLOCKS 3
-
-static const row *row_for(const oh_dispatch *d, size_t bytes) {
-    for (size_t i = 0; i < OH_LENGTH(table); i++) {
-        const row *r = &table[i];
-        if (r->kind == d->kind && d->world >= r->world_low && d->world <= r->world_high &&
-            bytes <= r->up_to)
-            return r;
-    }
-    return NULL;
-}
 
 static bool is_host_path(onehop_algorithm a) {
     return a == ONEHOP_HOST_1SHOT || a == ONEHOP_HOST_2SHOT;
@@ -55,6 +18,93 @@ static bool is_host_path(onehop_algorithm a) {
 static bool is_pull(onehop_algorithm a) {
     return a == ONEHOP_1SHOT_PULL || a == ONEHOP_2SHOT_PULL;
 }
+
+static bool is_push(onehop_algorithm a) {
+    return a == ONEHOP_1SHOT_PUSH || a == ONEHOP_2SHOT_PUSH;
+}
+
+/* ---- rows ----------------------------------------------------------------------------------- */
+
+static bool has_kernel(const oh_dispatch *d, unsigned algorithm) {
+    for (int t = 0; t <= ONEHOP_BFLOAT16; t++)
+        if (d->kernels[algorithm][t] >= 0) return true;
+    return false;
+}
+
+/* What no call of the group can use is not kept. This version has no kernel over multicast. */
+static bool group_can_use(const oh_dispatch *d, const oh_dispatch_group *group,
+                          const oh_tuning_row *row) {
+    const bool host = row->device == OH_TUNING_HOST;
+    if (host != (group->kind == ONEHOP_DEVICE_HOST)) return false;
+    if (!host && row->device != OH_TUNING_CUDA && row->device != group->capability / 10)
+        return false;
+    if (group->world < row->world_low || group->world > row->world_high) return false;
+    if (row->source == ONEHOP_SOURCE_MULTICAST) return false;
+    return row->algorithm == ONEHOP_NCCL ? group->nccl : has_kernel(d, row->algorithm);
+}
+
+static bool row_fits(const oh_tuning_row *row, const oh_question *q) {
+    return row->modes >> q->mode & 1 && q->bytes > row->above && q->bytes <= row->up_to;
+}
+
+/* Captured memory can be read by captured calls, and by 1shot_pull only out of place: a peer still
+ * reads what it would overwrite. 2shot_push gives every rank a unit at least. */
+static bool call_can_use(const oh_dispatch *d, const oh_tuning_row *row, const oh_question *q) {
+    if (row->algorithm == ONEHOP_NCCL) return true;
+    if (d->kernels[row->algorithm][q->dtype] < 0) return false;
+    if (row->algorithm == ONEHOP_2SHOT_PUSH)
+        return (q->bytes + OH_UNIT_BYTES - 1) / OH_UNIT_BYTES >= (size_t)d->world;
+    if (row->source != ONEHOP_SOURCE_GRAPH) return true;
+    return q->mode == ONEHOP_MODE_GRAPH && !(row->algorithm == ONEHOP_1SHOT_PULL && q->in_place);
+}
+
+/* The row of a call, or with an algorithm the first that has it; NULL if there is none. */
+static const oh_tuning_row *row_for(const oh_dispatch *d, const oh_question *q,
+                                    onehop_algorithm algorithm) {
+    for (size_t i = 0; i < d->row_count; i++) {
+        const oh_tuning_row *row = &d->rows[i];
+        if (algorithm != ONEHOP_ALGORITHM_AUTO && row->algorithm != algorithm) continue;
+        if (row_fits(row, q) && call_can_use(d, row, q)) return row;
+    }
+    return NULL;
+}
+
+/* Of the push slot that takes a message whole: all of it, or twice a shard in two shots. */
+static size_t slot_for(const oh_dispatch *d, const oh_tuning_row *row, size_t bytes) {
+    if (row->algorithm != ONEHOP_2SHOT_PUSH) return bytes;
+    return 2 * oh_round_up((bytes + (size_t)d->world - 1) / (size_t)d->world, OH_UNIT_BYTES);
+}
+
+/* The largest slot and the longest message by pull, up to `most` bytes. The choice changes only at
+ * the bounds of rows, which belong to the piece below them. */
+static void find_longest(const oh_dispatch *d, size_t most, size_t *push_out, size_t *pull_out) {
+    *push_out = *pull_out = 0;
+    for (size_t i = 0; i < 4 * d->row_count; i++) {
+        const oh_tuning_row *bound = &d->rows[i / 4];
+        oh_question q = {i & 1 ? bound->above : bound->up_to, ONEHOP_FLOAT32,
+                         i & 2 ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER, false, NULL};
+        if (q.bytes > most) q.bytes = most;
+        const oh_tuning_row *row = q.bytes ? row_for(d, &q, ONEHOP_ALGORITHM_AUTO) : NULL;
+        if (!row) continue;
+        const size_t slot = slot_for(d, row, q.bytes);
+        if (is_push(row->algorithm) && slot > *push_out) *push_out = slot;
+        if (is_pull(row->algorithm) && q.bytes > *pull_out) *pull_out = q.bytes;
+    }
+}
+
+void oh_dispatch_sizes(const oh_dispatch *d, size_t max_bytes, bool uncap, size_t usual_push,
+                       size_t *push_out, size_t *pull_out) {
+    const size_t cap = max_bytes ? max_bytes : uncap ? OH_DISPATCH_MOST_BYTES : 16 * M;
+    /* For calls that name an algorithm that the table does not use. */
+    const size_t least_push = 64 * K, least_pull = 1 * M;
+    size_t push, pull;
+    find_longest(d, cap, &push, &pull);
+    if (!max_bytes && !uncap && push > usual_push) push = usual_push;
+    *push_out = oh_round_up(push > least_push ? push : least_push, 4096);
+    *pull_out = oh_round_up(pull > least_pull ? pull : least_pull, 4096);
+}
+
+/* ---- pieces --------------------------------------------------------------------------------- */
 
 /* Equal pieces of whole lines, as few as fit `most`: what is left for the last one keeps all ranks
  * busy. */
@@ -85,18 +135,32 @@ static size_t chunk_bytes_for(const oh_dispatch *d, onehop_algorithm a, size_t b
     return padded <= d->planes.slot_bytes ? padded : oh_round_down(d->planes.slot_bytes / 2, 128);
 }
 
-static onehop_result choose_grid(const oh_dispatch *d, const onehop_call *call, const row *r,
-                                 uint32_t bound, onehop_choice *choice) {
-    if (is_host_path(choice->algorithm)) {
-        choice->blocks = choice->threads = 1;
-    } else if (d->kind == ONEHOP_DEVICE_HOST) {
-        choice->blocks = HOST_GPU_SHAPED_BLOCKS;
-        choice->threads = 1;
-    } else {
-        choice->blocks = r->blocks + 1;
-        choice->threads = r->threads < bound ? r->threads : bound;
+/* ---- choices -------------------------------------------------------------------------------- */
+
+static uint32_t least(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
+
+/* The grid of the algorithm's row; one that is named and has none takes that of another's. */
+static void grid_from_table(const oh_dispatch *d, const oh_question *q, const oh_tuning_row *row,
+                            uint32_t bound, onehop_choice *choice) {
+    uint32_t blocks = HOST_GPU_SHAPED_BLOCKS, threads = 1;
+    if (!row) row = row_for(d, q, choice->algorithm);
+    for (size_t i = 0; !row && i < d->row_count && d->kind == ONEHOP_DEVICE_CUDA; i++)
+        if (d->rows[i].blocks && row_fits(&d->rows[i], q)) row = &d->rows[i];
+    if (row) {
+        blocks = row->blocks;
+        threads = row->threads;
     }
-    if (choice->blocks > d->planes.max_blocks) choice->blocks = d->planes.max_blocks;
+    choice->blocks = is_host_path(choice->algorithm) ? 1 : least(blocks, d->planes.max_blocks);
+    choice->threads = d->kind == ONEHOP_DEVICE_HOST ? 1 : least(threads, bound);
+}
+
+static onehop_result choose_grid(const oh_dispatch *d, const oh_question *q,
+                                 const oh_tuning_row *row, onehop_choice *choice) {
+    const onehop_call *call = q->call;
+    const uint32_t bound = d->bounds[choice->algorithm][q->dtype];
+    grid_from_table(d, q, row, bound, choice);
     if (!call || (!call->blocks && !call->threads)) return ONEHOP_OK;
     const bool fixed = is_host_path(choice->algorithm);
     const uint32_t low = fixed ? 1 : 2, high = fixed ? 1 : d->planes.max_blocks;
@@ -115,9 +179,11 @@ static onehop_result choose_grid(const oh_dispatch *d, const onehop_call *call, 
     return ONEHOP_OK;
 }
 
-/* Captured pull calls read the captured memory, all others the workspace; in place, 1shot_pull
- * would overwrite what a peer still reads. A caller may name the source. */
-static onehop_result choose_source(const oh_question *q, onehop_choice *choice) {
+/* Where `row`, if there is one, says. Else captured pull calls read the captured memory, all others
+ * the workspace; in place, 1shot_pull would overwrite what a peer still reads. A caller may name
+ * the source. */
+static onehop_result choose_source(const oh_question *q, const oh_tuning_row *row,
+                                   onehop_choice *choice) {
     const onehop_source named = q->call ? q->call->source : ONEHOP_SOURCE_NONE;
     const bool pull = is_pull(choice->algorithm);
     const bool rows = q->mode == ONEHOP_MODE_GRAPH;
@@ -128,7 +194,10 @@ static onehop_result choose_source(const oh_question *q, onehop_choice *choice) 
         return oh_error(ONEHOP_ERR_ALGORITHM, "source %s belongs to pull algorithms; %s has none",
                         onehop_source_name(named), onehop_algorithm_name(choice->algorithm));
     }
-    choice->source = named ? named : rows && safe ? ONEHOP_SOURCE_GRAPH : ONEHOP_SOURCE_WORKSPACE;
+    choice->source = named          ? named
+                     : row          ? (onehop_source)row->source
+                     : rows && safe ? ONEHOP_SOURCE_GRAPH
+                                    : ONEHOP_SOURCE_WORKSPACE;
     if (choice->source == ONEHOP_SOURCE_GRAPH && !rows)
         return oh_error(ONEHOP_ERR_ALGORITHM,
                         "source graph needs a call that is captured between onehop_capture_begin "
@@ -146,35 +215,67 @@ static onehop_result choose_source(const oh_question *q, onehop_choice *choice) 
     return ONEHOP_OK;
 }
 
-void oh_dispatch_init(oh_dispatch *d, onehop_device_kind kind, int world, const oh_planes *planes) {
+onehop_result oh_dispatch_init(oh_dispatch *d, const oh_dispatch_group *group,
+                               const oh_tuning *tuning) {
     size_t count;
     const oh_kernel *list = oh_kernel_list(&count);
     memset(d, 0, sizeof *d);
-    d->kind = kind;
-    d->world = world;
-    d->planes = *planes;
+    d->kind = group->kind;
+    d->world = group->world;
+    d->nccl = group->nccl;
     for (int a = 0; a <= ONEHOP_LOCAL_COPY; a++)
         for (int t = 0; t <= ONEHOP_BFLOAT16; t++) {
-            const int k = oh_kernel_find(kind, (onehop_algorithm)a, (onehop_dtype)t, world);
+            const int k = oh_kernel_find(d->kind, (onehop_algorithm)a, (onehop_dtype)t, d->world);
             d->kernels[a][t] = (int16_t)k;
             d->bounds[a][t] = k < 0 ? 0 : list[k].max_threads;
         }
+    for (size_t i = 0; i < tuning->count; i++) {
+        if (!group_can_use(d, group, &tuning->rows[i])) continue;
+        if (d->row_count == OH_DISPATCH_ROWS)
+            return oh_error(ONEHOP_ERR_ENVIRONMENT,
+                            "%s: the tables have more than %d rows for this device and %d ranks",
+                            oh_env_describe(OH_ENV_TUNING)->name, OH_DISPATCH_ROWS, d->world);
+        d->rows[d->row_count++] = tuning->rows[i];
+    }
+    return ONEHOP_OK;
+}
+
+static onehop_result choose_alone(const oh_question *q, oh_plan *plan) {
+    const onehop_algorithm forced = q->call ? q->call->algorithm : ONEHOP_ALGORITHM_AUTO;
+    if (forced != ONEHOP_ALGORITHM_AUTO && forced != ONEHOP_LOCAL_COPY)
+        return oh_error(ONEHOP_ERR_ALGORITHM, "a group of one rank copies; %s was asked for",
+                        onehop_algorithm_name(forced));
+    return choose_source(q, NULL, &plan->choice);
+}
+
+static onehop_result choose_nccl(const oh_question *q, oh_plan *plan) {
+    if (q->call && (q->call->blocks || q->call->threads))
+        return oh_error(ONEHOP_ERR_ALGORITHM, "nccl chooses its grid itself");
+    return choose_source(q, NULL, &plan->choice);
 }
 
 onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_plan *plan_out) {
     oh_plan plan = {{ONEHOP_LOCAL_COPY, ONEHOP_SOURCE_NONE, 0, 0, 1, {0}}, -1, q->bytes};
     const onehop_algorithm forced = q->call ? q->call->algorithm : ONEHOP_ALGORITHM_AUTO;
-    onehop_result result = ONEHOP_OK;
+    const oh_tuning_row *row = NULL;
+    onehop_result result;
     if (d->world == 1) {
-        if (forced != ONEHOP_ALGORITHM_AUTO && forced != ONEHOP_LOCAL_COPY)
-            return oh_error(ONEHOP_ERR_ALGORITHM, "a group of one rank copies; %s was asked for",
-                            onehop_algorithm_name(forced));
-        result = choose_source(q, &plan.choice);
+        result = choose_alone(q, &plan);
         if (!result) *plan_out = plan;
         return result;
     }
-    const row *r = row_for(d, q->bytes);
-    plan.choice.algorithm = forced == ONEHOP_ALGORITHM_AUTO ? r->algorithm : forced;
+    plan.choice.algorithm = forced;
+    if (forced == ONEHOP_ALGORITHM_AUTO) {
+        row = row_for(d, q, ONEHOP_ALGORITHM_AUTO);
+        if (!row)
+            return oh_error(ONEHOP_ERR_INTERNAL, "no row of the tables serves %zu bytes", q->bytes);
+        plan.choice.algorithm = row->algorithm;
+    }
+    if (plan.choice.algorithm == ONEHOP_NCCL && d->nccl) {
+        result = choose_nccl(q, &plan);
+        if (!result) *plan_out = plan;
+        return result;
+    }
     const bool known = (unsigned)plan.choice.algorithm <= ONEHOP_LOCAL_COPY;
     plan.kernel = known ? d->kernels[plan.choice.algorithm][q->dtype] : -1;
     if (plan.kernel < 0)
@@ -182,10 +283,8 @@ onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_
             ONEHOP_ERR_ALGORITHM, "%s (%d) is not available on the %s device for %s, world size %d",
             onehop_algorithm_name(forced), (int)forced,
             d->kind == ONEHOP_DEVICE_CUDA ? "cuda" : "host", onehop_dtype_name(q->dtype), d->world);
-    result = choose_source(q, &plan.choice);
-    if (result) return result;
-    const uint32_t bound = d->bounds[plan.choice.algorithm][q->dtype];
-    result = choose_grid(d, q->call, r, bound, &plan.choice);
+    result = choose_source(q, row, &plan.choice);
+    if (!result) result = choose_grid(d, q, row, &plan.choice);
     if (result) return result;
     plan.chunk_bytes = chunk_bytes_for(d, plan.choice.algorithm, q->bytes);
     plan.choice.chunks = (uint32_t)((q->bytes + plan.chunk_bytes - 1) / plan.chunk_bytes);

@@ -1,24 +1,49 @@
-/* Which algorithm, grid and block serve a call. Data: a table of rows; a pure function of values
- * that are equal on all ranks, so that all ranks choose alike, and total: no size is without an
- * answer. */
+/* Which algorithm, source and grid serve a call: the first row of a table (tuning.h) that the call
+ * can use. A pure function of values that are equal on all ranks, so that all ranks choose alike,
+ * and total: no size is without an answer. */
 #ifndef OH_DISPATCH_H
 #define OH_DISPATCH_H
 
-#include "base/base.h"
+#include "comm/tuning.h"
 #include "device/planes.h"
+
+#define OH_DISPATCH_ROWS 192
 
 /* What the choice may depend on besides the call; equal on all ranks. */
 typedef struct oh_dispatch {
     onehop_device_kind kind;
     int world;
-    oh_planes planes;
+    bool nccl;        /* there is a communicator of NCCL beside ours */
+    oh_planes planes; /* to be filled in once the layout is known, before the first choice */
+    /* Those of the table that this group may use, in the order in which they are tried. */
+    oh_tuning_row rows[OH_DISPATCH_ROWS];
+    size_t row_count;
     /* Looked up once: index in oh_kernel_list for [algorithm][type], -1 for none, and its launch
      * bound. */
     int16_t kernels[ONEHOP_LOCAL_COPY + 1][ONEHOP_BFLOAT16 + 1];
     uint32_t bounds[ONEHOP_LOCAL_COPY + 1][ONEHOP_BFLOAT16 + 1];
 } oh_dispatch;
 
-void oh_dispatch_init(oh_dispatch *d, onehop_device_kind kind, int world, const oh_planes *planes);
+/* Whose calls are to be served. */
+typedef struct oh_dispatch_group {
+    onehop_device_kind kind;
+    uint32_t capability; /* the lowest of its GPUs, 90 for sm_90 */
+    int world;
+    bool nccl;
+} oh_dispatch_group;
+
+/* Errors: ENVIRONMENT (too many rows for this group). */
+onehop_result oh_dispatch_init(oh_dispatch *d, const oh_dispatch_group *group,
+                               const oh_tuning *tuning);
+
+/* The longest message that may set the size of a buffer. */
+#define OH_DISPATCH_MOST_BYTES ((size_t)128 << 20)
+
+/* Sizes of a GPU's push slots and of half its pull buffer, where the caller leaves them open: the
+ * longest messages that the table sends by push and by pull, up to max_bytes; if that is 0, up to a
+ * cap and `usual_push`, or with `uncap` to the most. */
+void oh_dispatch_sizes(const oh_dispatch *d, size_t max_bytes, bool uncap, size_t usual_push,
+                       size_t *push_out, size_t *pull_out);
 
 /* What is asked: all that a choice depends on. Equal on all ranks. */
 typedef struct oh_question {
@@ -31,7 +56,7 @@ typedef struct oh_question {
 
 typedef struct oh_plan {
     onehop_choice choice;
-    int kernel;         /* index in oh_kernel_list; -1 for a local copy */
+    int kernel;         /* index in oh_kernel_list; -1 for a local copy and NCCL */
     size_t chunk_bytes; /* pieces the message goes in */
 } oh_plan;
 

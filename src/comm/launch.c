@@ -1,6 +1,7 @@
 /* From a validated request to a launch. The fast path of the library: no allocation, lock, log or
  * system call beyond the launch. */
 #include "comm/comm.h"
+#include "device/cuda/nccl.h"
 
 #include <string.h>
 
@@ -58,11 +59,21 @@ static onehop_result copy_alone(onehop_comm *comm, const oh_request *q, const oh
     return result;
 }
 
+/* In the same stream, so ordered with our calls; without our signature, and no call of ours for the
+ * epochs. */
+static onehop_result hand_over(onehop_comm *comm, const oh_request *q, const oh_plan *plan) {
+    onehop_result result =
+        oh_nccl_all_reduce(comm->device, comm->nccl, q->in, q->out, q->count, q->dtype, q->stream);
+    if (!result) count_call(comm, plan, q->count * onehop_dtype_bytes(q->dtype));
+    return result;
+}
+
 onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_plan *plan,
                              const oh_stream_info *info) {
-    if (plan->kernel < 0) return copy_alone(comm, q, plan);
+    if (plan->choice.algorithm == ONEHOP_LOCAL_COPY) return copy_alone(comm, q, plan);
     onehop_result result = order_streams(comm, q->stream, info);
     if (result) return result;
+    if (plan->choice.algorithm == ONEHOP_NCCL) return hand_over(comm, q, plan);
     oh_args args = comm->args;
     args.in = (uintptr_t)q->in;
     args.out = (uintptr_t)q->out;

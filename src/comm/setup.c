@@ -7,42 +7,53 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MIB ((size_t)1 << 20)
-
-/* The push slot that takes max_bytes in one piece. */
-static size_t slot_for(size_t max_bytes) {
-    return max_bytes ? oh_round_up(max_bytes, 4096) : 0;
-}
-
 static onehop_result check_sizes(const onehop_config *c) {
-    if (c->max_bytes > 128 * MIB)
+    if (c->max_bytes > OH_DISPATCH_MOST_BYTES)
         return oh_error(ONEHOP_ERR_TOO_LARGE,
                         "max_bytes is %zu, expected at most 128 MiB; longer messages go in chunks",
                         c->max_bytes);
-    if (c->flags & ~(ONEHOP_FLAG_EARLY_TRIGGER | ONEHOP_FLAG_SHARE_GPU))
+    if (c->flags & ~OH_KNOWN_FLAGS)
         return oh_error(ONEHOP_ERR_ARGUMENT, "flags 0x%x has unknown bits", c->flags);
     return ONEHOP_OK;
+}
+
+/* The environment's switch becomes the flag, so that ranks that differ in it are found. */
+static onehop_result check_nccl(onehop_t *ctx) {
+    int64_t on = 0;
+    onehop_result result = oh_env_integer(OH_ENV_NCCL, 0, 1, 0, &on);
+    if (on) ctx->config.flags |= ONEHOP_FLAG_NCCL;
+    if (result || !(ctx->config.flags & ONEHOP_FLAG_NCCL)) return result;
+    if (ctx->info.device.kind != ONEHOP_DEVICE_CUDA)
+        return oh_error(ONEHOP_ERR_UNSUPPORTED,
+                        "the hand-over to NCCL needs GPUs, the device is the host; "
+                        "ONEHOP_FLAG_NCCL and %s must be off",
+                        oh_env_describe(OH_ENV_NCCL)->name);
+    return ctx->world > 1 ? oh_nccl_open(NULL) : ONEHOP_OK;
 }
 
 onehop_result oh_context_introduce(onehop_t *ctx, oh_introduction *out) {
     const onehop_config *c = &ctx->config;
     onehop_result result = check_sizes(c);
+    if (!result) result = oh_tuning_load(&ctx->tuning);
     if (!result) result = oh_device_open(c->device, ctx->rank, &ctx->device);
     if (!result) result = ctx->device->ops->info(ctx->device, &ctx->info);
+    if (!result) result = check_nccl(ctx);
     if (result) return result;
     memset(out, 0, sizeof *out);
     out->version_major = ONEHOP_VERSION_MAJOR;
     out->version_minor = ONEHOP_VERSION_MINOR;
     out->world = (uint32_t)ctx->world;
     out->device_kind = ctx->info.device.kind;
-    out->flags = c->flags;
+    out->flags = ctx->config.flags;
     out->max_blocks = c->max_blocks;
     out->max_rows = c->max_rows;
     out->multiprocessors = ctx->info.multiprocessors;
     out->capability = ctx->info.capability;
     out->handle_kinds = ctx->info.handle_kinds;
-    out->push_bytes = c->push_bytes ? c->push_bytes : slot_for(c->max_bytes);
+    out->max_bytes = c->max_bytes;
+    out->push_bytes = c->push_bytes;
     out->pull_bytes = c->pull_bytes;
+    out->tuning = oh_tuning_hash(&ctx->tuning);
     memcpy(out->bus_id, ctx->info.bus_id, sizeof out->bus_id);
     return ONEHOP_OK;
 }
@@ -64,8 +75,11 @@ static onehop_result compare(const oh_introduction *all, int rank) {
     if (!result) result = same("flags", rank, a->flags, b->flags);
     if (!result) result = same("max_blocks", rank, a->max_blocks, b->max_blocks);
     if (!result) result = same("max_rows", rank, a->max_rows, b->max_rows);
-    if (!result) result = same("push_bytes (or max_bytes)", rank, a->push_bytes, b->push_bytes);
+    if (!result) result = same("max_bytes", rank, a->max_bytes, b->max_bytes);
+    if (!result) result = same("push_bytes", rank, a->push_bytes, b->push_bytes);
     if (!result) result = same("pull_bytes", rank, a->pull_bytes, b->pull_bytes);
+    if (!result)
+        result = same("hash of the tuning tables (ONEHOP_TUNING)", rank, a->tuning, b->tuning);
     return result;
 }
 
@@ -107,6 +121,31 @@ static uint32_t agreed_blocks(const onehop_t *ctx, const oh_introduction *all) {
     return share < 2 ? 2 : share > 1024 ? 1024 : share;
 }
 
+static onehop_result choose_rows(onehop_t *ctx, const oh_introduction *all) {
+    oh_dispatch_group group = {ctx->info.device.kind, all[0].capability, ctx->world,
+                               ctx->config.flags & ONEHOP_FLAG_NCCL};
+    for (int r = 1; r < ctx->world; r++)
+        if (all[r].capability < group.capability) group.capability = all[r].capability;
+    return oh_dispatch_init(&ctx->dispatch, &group, &ctx->tuning);
+}
+
+/* Sizes that the caller leaves open. The host device publishes in the pull buffer, and only calls
+ * that name a push algorithm take push slots. */
+static onehop_result default_sizes(onehop_t *ctx) {
+    onehop_layout_config *c = &ctx->layout_config;
+    size_t push = oh_round_up(ctx->config.max_bytes, 4096), pull = 0;
+    onehop_layout usual;
+    oh_planes planes;
+    onehop_result result = oh_layout_plan(c, &usual, &planes);
+    if (result) return result;
+    if (c->device_kind == ONEHOP_DEVICE_CUDA)
+        oh_dispatch_sizes(&ctx->dispatch, ctx->config.max_bytes,
+                          ctx->config.flags & ONEHOP_FLAG_UNCAP, usual.push_bytes, &push, &pull);
+    if (!c->push_bytes) c->push_bytes = push;
+    if (!c->pull_bytes) c->pull_bytes = pull;
+    return ONEHOP_OK;
+}
+
 static onehop_result allocate_own(onehop_t *ctx, const oh_introduction *all, oh_offer *out,
                                   int *fd_out) {
     const oh_device_ops *ops = ctx->device->ops;
@@ -144,8 +183,13 @@ onehop_result oh_context_allocate(onehop_t *ctx, const oh_introduction *all, oh_
     c->pull_bytes = all[0].pull_bytes;
     c->max_blocks = agreed_blocks(ctx, all);
     c->max_rows = all[0].max_rows;
-    result = oh_layout_plan(c, &ctx->layout, &ctx->planes);
-    return result ? result : allocate_own(ctx, all, out, fd_out);
+    result = choose_rows(ctx, all);
+    if (!result) result = default_sizes(ctx);
+    if (!result) result = oh_layout_plan(c, &ctx->layout, &ctx->planes);
+    if (!result) result = allocate_own(ctx, all, out, fd_out);
+    if (!result && ctx->rank == 0 && ctx->dispatch.nccl)
+        result = oh_nccl_check(oh_nccl.ncclGetUniqueId(&out->nccl), "ncclGetUniqueId");
+    return result;
 }
 
 onehop_result oh_context_connect(onehop_t *ctx, const oh_offer *offers, const int *fds) {
@@ -164,6 +208,11 @@ onehop_result oh_context_connect(onehop_t *ctx, const oh_offer *offers, const in
                           ctx->local, ctx->host);
 }
 
+onehop_result oh_context_hand_over(onehop_t *ctx, const oh_offer *offers) {
+    if (!ctx->dispatch.nccl) return ONEHOP_OK;
+    return oh_nccl_connect(ctx->device, &offers[0].nccl, ctx->rank, ctx->world, &ctx->nccl);
+}
+
 onehop_result oh_context_finish(onehop_t *ctx) {
     onehop_comm_config c = ONEHOP_CONFIG_INIT(onehop_comm_config);
     c.device = ctx->info.device;
@@ -176,7 +225,8 @@ onehop_result oh_context_finish(onehop_t *ctx) {
     c.ranks_per_device = ctx->ranks_per_device;
     c.timeout_ms = ctx->config.timeout_ms;
     c.flags = ctx->config.flags;
-    onehop_result result = oh_comm_open(&c, ctx->device, false, ctx->group, &ctx->comm);
+    const oh_comm_parts parts = {ctx->device, false, ctx->group, &ctx->dispatch, ctx->nccl};
+    onehop_result result = oh_comm_open(&c, &parts, &ctx->comm);
     if (!result) ctx->dispatch = ctx->comm->dispatch;
     return result;
 }

@@ -1,0 +1,59 @@
+/* The parts of `onehop tune`.
+ *   tune.c          flags, the table as a file, its trial
+ *   tune_measure.c  what the ranks do: candidates, medians, crossovers */
+#ifndef OH_CLI_TUNE_H
+#define OH_CLI_TUNE_H
+
+#include "cli/perf.h"
+
+enum {
+    TUNE_ROWS = 128, /* of one mode */
+};
+
+/* A way to do a call, and how long it takes. */
+typedef struct tune_way {
+    onehop_algorithm algorithm;
+    onehop_source source;
+    uint32_t blocks, threads; /* 0: it has none */
+    double us;                /* INFINITY: it does not serve such calls */
+} tune_way;
+
+/* What serves messages up to so many bytes, and, if that is not the same, those in place. */
+typedef struct tune_row {
+    uint64_t bytes;
+    tune_way way, in_place;
+} tune_row;
+
+/* In memory that all ranks share; rank 0 writes. */
+typedef struct tune_report {
+    tune_row rows[2][TUNE_ROWS]; /* by onehop_mode */
+    size_t count[2];
+    uint32_t capability; /* lowest; 0 on the host */
+    char driver[96];
+    char device[ONEHOP_MAX_RANKS][160];
+    char noise[400]; /* why nothing may be written; "" */
+} tune_report;
+
+typedef struct tune_run {
+    tune_report *report;
+    double noise;  /* most that medians of one way may differ by, as a fraction */
+    bool progress; /* on a terminal */
+    /* Under way, of each rank. */
+    perf_plan *plan;
+    tune_way way;
+    uint64_t bytes;
+    uint32_t most_blocks;
+    bool refused; /* for noise */
+} tune_run;
+
+/* The bodies of the two runs; `user` is a tune_run. The second compares what the library does with
+ * the rows, and its results with the reference. */
+onehop_result tune_measure(perf_worker *worker, bool *wrong_out);
+onehop_result tune_try(perf_worker *worker, bool *wrong_out);
+
+bool tune_same_way(const tune_way *a, const tune_way *b);
+
+/* "2shot_pull over graph, 65 x 512" */
+void tune_name_way(const tune_way *way, char *text, size_t size);
+
+#endif

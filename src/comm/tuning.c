@@ -1,0 +1,282 @@
+/* Reading tuning tables. Everything is checked while reading, so that choosing cannot fail: what is
+ * not understood is refused with file, line, what was expected and what was found. */
+#include "comm/tuning.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST_BYTES ((uint64_t)1 << 40) /* of a call */
+#define MOST_FILE  ((size_t)1 << 20)
+
+enum {
+    COLUMNS = 7,
+    WORD = 32, /* longest word of a row, with its end */
+};
+
+/* Pairs of name and text, ended by an empty name; see cmake/tables_image.S. */
+extern const char oh_tables_image[];
+
+typedef struct reader {
+    const char *name, *at, *end;
+    unsigned line;
+    bool versioned;
+    uint16_t device; /* 0: no device line yet */
+} reader;
+
+static onehop_result refuse(const reader *r, const char *expected, const char *found) {
+    return oh_error(ONEHOP_ERR_ENVIRONMENT, "%s:%u: expected %s, found \"%s\"", r->name, r->line,
+                    expected, found);
+}
+
+/* ---- words ---------------------------------------------------------------------------------- */
+
+static bool blank(char c) {
+    return c == ' ' || c == '\t' || c == '\r';
+}
+
+/* Splits the next line into words; of a longer word than any that is known the beginning is kept.
+ * Returns the number of words, also beyond `most`. */
+static int next_line(reader *r, char words[][WORD], int most) {
+    int count = 0;
+    r->line++;
+    while (r->at < r->end && *r->at != '\n' && *r->at != '#') {
+        size_t length = 0;
+        for (; r->at < r->end && !blank(*r->at) && *r->at != '\n' && *r->at != '#'; r->at++)
+            if (count < most && length < WORD - 1) words[count][length++] = *r->at ? *r->at : '?';
+        if (count < most) words[count][length] = '\0';
+        count += length > 0 || count >= most;
+        while (r->at < r->end && blank(*r->at)) r->at++;
+    }
+    while (r->at < r->end && *r->at++ != '\n') {
+    }
+    return count;
+}
+
+/* Decimal digits without a sign, and with `suffix` perhaps K, M or G, up to `end` or the end of the
+ * text; false if it is no such number, or above `most`. */
+static bool number(const char *text, const char *end, bool suffix, uint64_t most, uint64_t *out) {
+    static const char suffixes[] = "KMG";
+    const char *const first = text;
+    uint64_t value = 0;
+    for (; text != end && *text >= '0' && *text <= '9'; text++) {
+        value = 10 * value + (uint64_t)(*text - '0');
+        if (value > most) return false;
+    }
+    if (text == first) return false;
+    const char *found = suffix && text != end && *text ? strchr(suffixes, *text) : NULL;
+    if (found) {
+        const int shift = 10 * (int)(found - suffixes + 1);
+        if (value > most >> shift) return false;
+        value <<= shift;
+        text++;
+    }
+    if (text != end && *text) return false;
+    *out = value;
+    return true;
+}
+
+static bool read_world(const char *word, oh_tuning_row *row) {
+    const char *dash = strchr(word, '-');
+    uint64_t low, high;
+    if (!number(word, dash, false, ONEHOP_MAX_RANKS, &low)) return false;
+    high = low;
+    if (dash && !number(dash + 1, NULL, false, ONEHOP_MAX_RANKS, &high)) return false;
+    row->world_low = (uint8_t)low;
+    row->world_high = (uint8_t)high;
+    return low >= 2 && low <= high;
+}
+
+static bool read_mode(const char *word, oh_tuning_row *row) {
+    row->modes = !strcmp(word, "eager")   ? 1u << ONEHOP_MODE_EAGER
+                 : !strcmp(word, "graph") ? 1u << ONEHOP_MODE_GRAPH
+                 : !strcmp(word, "any")   ? 1u << ONEHOP_MODE_EAGER | 1u << ONEHOP_MODE_GRAPH
+                                          : 0;
+    return row->modes != 0;
+}
+
+static bool read_bytes(const char *word, oh_tuning_row *row) {
+    const char *dash = strchr(word, '-'), *high = dash ? dash + 1 : word;
+    row->above = 0;
+    if (dash && !number(word, dash, true, MOST_BYTES, &row->above)) return false;
+    row->up_to = UINT64_MAX;
+    if (strcmp(high, "any") && !number(high, NULL, true, MOST_BYTES, &row->up_to)) return false;
+    return row->above < row->up_to;
+}
+
+static bool is_host_path(const oh_tuning_row *row) {
+    return row->algorithm == ONEHOP_HOST_1SHOT || row->algorithm == ONEHOP_HOST_2SHOT;
+}
+
+/* GPU-shaped algorithms run on the host device as well. */
+static bool read_algorithm(const char *word, oh_tuning_row *row) {
+    const bool host = row->device == OH_TUNING_HOST;
+    for (int a = ONEHOP_1SHOT_PUSH; a < ONEHOP_LOCAL_COPY; a++) {
+        if (strcmp(word, onehop_algorithm_name((onehop_algorithm)a))) continue;
+        row->algorithm = (uint8_t)a;
+        return host ? a != ONEHOP_NCCL : !is_host_path(row);
+    }
+    return false;
+}
+
+static bool read_source(const char *word, oh_tuning_row *row) {
+    const bool pull = row->algorithm == ONEHOP_1SHOT_PULL || row->algorithm == ONEHOP_2SHOT_PULL;
+    row->source = ONEHOP_SOURCE_NONE;
+    if (!pull) return !strcmp(word, "-");
+    for (int s = ONEHOP_SOURCE_WORKSPACE; s <= ONEHOP_SOURCE_MULTICAST; s++)
+        if (!strcmp(word, onehop_source_name((onehop_source)s))) row->source = (uint8_t)s;
+    return row->source != ONEHOP_SOURCE_NONE;
+}
+
+/* A dimension of the grid. NCCL has none. */
+static bool read_size(const char *word, const oh_tuning_row *row, uint64_t most, uint16_t *out) {
+    uint64_t value;
+    *out = 0;
+    if (row->algorithm == ONEHOP_NCCL) return !strcmp(word, "-");
+    *out = OH_TUNING_MOST;
+    if (!strcmp(word, "max")) return true;
+    if (!number(word, NULL, false, most, &value)) return false;
+    *out = (uint16_t)value;
+    return value > 0;
+}
+
+/* A grid of a GPU has the signature's block and one more, and whole warps; a block on the host has
+ * one thread. */
+static bool read_blocks(const char *word, oh_tuning_row *row) {
+    const bool one = is_host_path(row);
+    if (!read_size(word, row, one ? 1 : 1024, &row->blocks)) return false;
+    return one || row->algorithm == ONEHOP_NCCL || row->blocks >= 2;
+}
+
+static bool read_threads(const char *word, oh_tuning_row *row) {
+    const bool host = row->device == OH_TUNING_HOST;
+    if (!read_size(word, row, host ? 1 : 1024, &row->threads)) return false;
+    return host || row->threads == OH_TUNING_MOST || row->threads % 32 == 0;
+}
+
+/* ---- lines ---------------------------------------------------------------------------------- */
+
+static onehop_result read_row(const reader *r, char words[][WORD], oh_tuning_row *row) {
+    static const struct {
+        bool (*read)(const char *word, oh_tuning_row *row);
+        const char *expected;
+    } columns[COLUMNS] = {
+        {read_world, "a world size of 2..16, or a range such as 3-8"},
+        {read_mode, "a mode: eager, graph or any"},
+        {read_bytes, "bytes such as 64K, a range such as 8M-32M, or any"},
+        {read_algorithm, "an algorithm: 1shot_push, 2shot_push, 1shot_pull, 2shot_pull, for GPUs "
+                         "nccl, for the host host_1shot and host_2shot"},
+        {read_source, "a source: workspace, graph or multicast for pull algorithms, - for others"},
+        {read_blocks, "blocks: 2..1024 or max; 1 for host_1shot and host_2shot, - for nccl"},
+        {read_threads, "threads: a multiple of 32 to 1024 or max; 1 on the host, - for nccl"},
+    };
+    memset(row, 0, sizeof *row);
+    row->device = r->device;
+    for (int i = 0; i < COLUMNS; i++)
+        if (!columns[i].read(words[i], row)) return refuse(r, columns[i].expected, words[i]);
+    return ONEHOP_OK;
+}
+
+/* A family goes by the major number: sm_90 serves 9.0 to 9.9. */
+static onehop_result read_device(reader *r, const char *word) {
+    uint64_t capability;
+    if (!strcmp(word, "host"))
+        r->device = OH_TUNING_HOST;
+    else if (!strcmp(word, "cuda"))
+        r->device = OH_TUNING_CUDA;
+    else if (!strncmp(word, "sm_", 3) && number(word + 3, NULL, false, 999, &capability) &&
+             capability >= 80 && capability % 10 == 0)
+        r->device = (uint16_t)(capability / 10);
+    else
+        return refuse(r, "a device: host, cuda, or a family of GPUs such as sm_90", word);
+    return ONEHOP_OK;
+}
+
+static onehop_result append(oh_tuning *tuning, const oh_tuning_row *row) {
+    if (tuning->count == tuning->room) {
+        const size_t room = tuning->room ? 2 * tuning->room : 64;
+        oh_tuning_row *rows = realloc(tuning->rows, room * sizeof *rows);
+        if (!rows) return oh_error(ONEHOP_ERR_MEMORY, "tuning table: no memory for %zu rows", room);
+        tuning->rows = rows;
+        tuning->room = room;
+    }
+    tuning->rows[tuning->count++] = *row;
+    return ONEHOP_OK;
+}
+
+static onehop_result read_line(reader *r, oh_tuning *tuning, char words[][WORD], int count) {
+    oh_tuning_row row;
+    if (!r->versioned) {
+        r->versioned = count == 2 && !strcmp(words[0], "onehop-tuning") && !strcmp(words[1], "1");
+        return r->versioned ? ONEHOP_OK : refuse(r, "the line \"onehop-tuning 1\"", words[0]);
+    }
+    if (!strcmp(words[0], "device")) {
+        if (count == 2) return read_device(r, words[1]);
+        return refuse(r, "one device", count < 2 ? "nothing" : words[2]);
+    }
+    if (!r->device) return refuse(r, "a line \"device ...\" before the first row", words[0]);
+    if (count != COLUMNS)
+        return oh_error(ONEHOP_ERR_ENVIRONMENT,
+                        "%s:%u: expected %d words (world, mode, bytes, algorithm, source, blocks, "
+                        "threads), found %d",
+                        r->name, r->line, COLUMNS, count);
+    onehop_result result = read_row(r, words, &row);
+    return result ? result : append(tuning, &row);
+}
+
+onehop_result oh_tuning_parse(oh_tuning *tuning, const char *name, const char *text, size_t bytes) {
+    char words[COLUMNS][WORD];
+    reader r = {name, text, text + bytes, 0, false, 0};
+    while (r.at < r.end) {
+        const int count = next_line(&r, words, COLUMNS);
+        onehop_result result = count ? read_line(&r, tuning, words, count) : ONEHOP_OK;
+        if (result) return result;
+    }
+    return r.versioned ? ONEHOP_OK : refuse(&r, "the line \"onehop-tuning 1\"", "nothing");
+}
+
+/* ---- files ---------------------------------------------------------------------------------- */
+
+static onehop_result read_file(oh_tuning *tuning, const char *path) {
+    const char *variable = oh_env_describe(OH_ENV_TUNING)->name;
+    FILE *file = fopen(path, "re");
+    char *text = file ? malloc(MOST_FILE + 1) : NULL;
+    const size_t bytes = text ? fread(text, 1, MOST_FILE + 1, file) : 0;
+    onehop_result result;
+    if (!file || (text && ferror(file)))
+        result = oh_error_errno(ONEHOP_ERR_ENVIRONMENT, errno, "%s: the tuning table %s", variable,
+                                path);
+    else if (!text)
+        result = oh_error(ONEHOP_ERR_MEMORY, "%s: no memory to read %s", variable, path);
+    else if (bytes > MOST_FILE)
+        result = oh_error(ONEHOP_ERR_ENVIRONMENT, "%s: %s is longer than any tuning table (1 MiB)",
+                          variable, path);
+    else
+        result = oh_tuning_parse(tuning, path, text, bytes);
+    free(text);
+    if (file) fclose(file);
+    return result;
+}
+
+onehop_result oh_tuning_load(oh_tuning *tuning_out) {
+    const char *path = oh_env_text(OH_ENV_TUNING), *name = oh_tables_image;
+    onehop_result result = ONEHOP_OK;
+    memset(tuning_out, 0, sizeof *tuning_out);
+    if (path) result = read_file(tuning_out, path);
+    while (!result && *name) {
+        const char *text = name + strlen(name) + 1;
+        result = oh_tuning_parse(tuning_out, name, text, strlen(text));
+        name = text + strlen(text) + 1;
+    }
+    return result;
+}
+
+void oh_tuning_free(oh_tuning *tuning) {
+    free(tuning->rows);
+    memset(tuning, 0, sizeof *tuning);
+}
+
+uint64_t oh_tuning_hash(const oh_tuning *tuning) {
+    return oh_hash(OH_HASH_START, tuning->rows, tuning->count * sizeof *tuning->rows);
+}

@@ -1,0 +1,56 @@
+/* Which algorithm serves which call, as text that people read and `onehop tune` writes:
+ *
+ *   onehop-tuning 1                                        first line that is no comment
+ *   device sm_90                                           sm_NN (its family), cuda (any GPU) or host
+ *   # world mode bytes    algorithm  source    blocks threads
+ *   2       any  16K      1shot_push -         9      128
+ *   3-16    graph 16M-any 2shot_pull graph     65     max
+ *
+ *   world    ranks: W or LOW-HIGH
+ *   mode     eager, graph, any
+ *   bytes    up to so many, with K, M, G; or LOW-HIGH: more than LOW, up to HIGH; any is the end
+ *   source   workspace, graph, multicast for the pull algorithms, - for all others
+ *   blocks   grid, the signature's block included; max: as many as fit; - for nccl
+ *   threads  of a block; max: as many as the kernel takes; - for nccl
+ *
+ * The first row that fits serves a call; a row that the call or the group cannot use is passed
+ * over. Rows of the file that ONEHOP_TUNING names come first, then those of the group's family of
+ * GPUs, then those for any GPU; the last of these serve everything. src/comm/tables has them. */
+#ifndef OH_TUNING_H
+#define OH_TUNING_H
+
+#include "base/base.h"
+
+enum {
+    OH_TUNING_HOST = 1,
+    OH_TUNING_CUDA = 2, /* any GPU; else the major compute capability, 8 and up */
+    OH_TUNING_MOST = UINT16_MAX,
+};
+
+/* No padding: rows are compared across ranks by a hash of their bytes. */
+typedef struct oh_tuning_row {
+    uint64_t above, up_to; /* bytes */
+    uint16_t device;       /* OH_TUNING_HOST, _CUDA or a family */
+    uint8_t world_low, world_high;
+    uint8_t modes; /* a bit for each onehop_mode */
+    uint8_t algorithm, source, unused;
+    uint16_t blocks, threads; /* 0: has none; OH_TUNING_MOST: max */
+    uint32_t unused2;
+} oh_tuning_row;
+
+typedef struct oh_tuning {
+    oh_tuning_row *rows;
+    size_t count, room;
+} oh_tuning;
+
+/* Appends the rows of a text of `bytes`; `name` is for the sentence of an error, "<name>:<line>:
+ * ...". ENVIRONMENT if it is not understood, MEMORY; the table is then to be freed only. */
+onehop_result oh_tuning_parse(oh_tuning *tuning, const char *name, const char *text, size_t bytes);
+
+/* The file of ONEHOP_TUNING, if it is set, and the tables compiled in. Free it in any case. */
+onehop_result oh_tuning_load(oh_tuning *tuning_out);
+void oh_tuning_free(oh_tuning *tuning);
+
+uint64_t oh_tuning_hash(const oh_tuning *tuning);
+
+#endif

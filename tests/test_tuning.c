@@ -1,0 +1,631 @@
+/* Tuning tables: what is refused and where it stands, that every call has a choice which the group
+ * can do, which rows are passed over, that a file decides what really runs, and that all ranks must
+ * have the same one. What can be tested of the hand-over to NCCL without a GPU. */
+/* labels: quick */
+#include "fault_kit.h"
+#include "reference.h"
+
+#include "comm/dispatch.h"
+#include "device/cuda/nccl.h"
+#include "kernels/kernels.h"
+#include "storage/layout.h"
+
+#define HEAD "onehop-tuning 1\n"
+#define CUDA HEAD "device cuda\n"
+#define HOST HEAD "device host\n"
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static onehop_result parse(const char *text, size_t bytes, oh_tuning *tuning) {
+    memset(tuning, 0, sizeof *tuning);
+    onehop_result result = oh_tuning_parse(tuning, "some.table", text, bytes);
+    if (result) oh_tuning_free(tuning);
+    return result;
+}
+
+static void refused(const char *text, int line, const char *expected, const char *found) {
+    oh_tuning tuning;
+    char place[32];
+    snprintf(place, sizeof place, "some.table:%d: expected", line);
+    CHECK_RESULT(ONEHOP_ERR_ENVIRONMENT, parse(text, strlen(text), &tuning));
+    CHECK_CONTAINS(place, onehop_last_error());
+    CHECK_CONTAINS(expected, onehop_last_error());
+    CHECK_CONTAINS(found, onehop_last_error());
+}
+
+static void refusals(void) {
+    static const char nothing[] = "found \"nothing\"";
+    refused("", 0, "onehop-tuning 1", nothing);
+    refused("# only a comment\n\n", 2, "onehop-tuning 1", nothing);
+    refused("onehop-tuning 2\n", 1, "onehop-tuning 1", "onehop-tuning");
+    refused("\n\n2 any any 1shot_push - 3 64", 3, "onehop-tuning 1", "\"2\"");
+    refused(HEAD "2 any any 1shot_push - 3 64\n", 2, "\"device ...\" before", "\"2\"");
+    refused(HEAD "device\n", 2, "one device", nothing);
+    refused(HEAD "device cuda host\n", 2, "one device", "\"host\"");
+    refused(HEAD "device tpu\n", 2, "host, cuda", "\"tpu\"");
+    refused(HEAD "device sm_91\n", 2, "sm_90", "\"sm_91\"");
+    refused(HEAD "device sm_70\n", 2, "sm_90", "\"sm_70\"");
+    refused(HEAD "device sm_\n", 2, "sm_90", "\"sm_\"");
+    refused(CUDA "2 any any 1shot_push - 3\n", 3, "7 words", "found 6");
+    refused(CUDA "2 any any 1shot_push - 3 64 1 2 3\n", 3, "7 words", "found 10");
+    static const struct {
+        const char *row, *expected, *found;
+    } rows[] = {
+        {"1 any any 1shot_push - 3 64", "world size of 2..16", "\"1\""},
+        {"17 any any 1shot_push - 3 64", "world size", "\"17\""},
+        {"8-3 any any 1shot_push - 3 64", "world size", "\"8-3\""},
+        {"2- any any 1shot_push - 3 64", "world size", "\"2-\""},
+        {"2K any any 1shot_push - 3 64", "world size", "\"2K\""},
+        {"-2 any any 1shot_push - 3 64", "world size", "\"-2\""},
+        {"99999999999999999999 any any 1shot_push - 3 64", "world size", "\"9999"},
+        {"2 both any 1shot_push - 3 64", "eager, graph or any", "\"both\""},
+        {"2 any 1X 1shot_push - 3 64", "bytes such as", "\"1X\""},
+        {"2 any K 1shot_push - 3 64", "bytes", "\"K\""},
+        {"2 any 0 1shot_push - 3 64", "bytes", "\"0\""},
+        {"2 any -8M 1shot_push - 3 64", "bytes", "\"-8M\""},
+        {"2 any 8M-8M 1shot_push - 3 64", "bytes", "\"8M-8M\""},
+        {"2 any any-8M 1shot_push - 3 64", "bytes", "\"any-8M\""},
+        {"2 any 1025G 1shot_push - 3 64", "bytes", "\"1025G\""},
+        {"2 any 99999999999G 1shot_push - 3 64", "bytes", "\"99999999999G\""},
+        {"2 any 1KB 1shot_push - 3 64", "bytes", "\"1KB\""},
+        {"2 any any ring - 3 64", "an algorithm: 1shot_push", "\"ring\""},
+        {"2 any any local_copy - 3 64", "an algorithm", "\"local_copy\""},
+        {"2 any any auto - 3 64", "an algorithm", "\"auto\""},
+        {"2 any any 1shot_push graph 3 64", "- for others", "\"graph\""},
+        {"2 any any 1shot_pull - 3 64", "workspace, graph or multicast", "\"-\""},
+        {"2 any any 1shot_push - 1 64", "blocks: 2..1024", "\"1\""},
+        {"2 any any 1shot_push - 1025 64", "blocks", "\"1025\""},
+        {"2 any any 1shot_push - - 64", "blocks", "\"-\""},
+        {"2 any any host_1shot - 1 1", "for the host host_1shot", "\"host_1shot\""},
+        {"2 any any nccl - 3 64", "- for nccl", "\"3\""},
+        {"2 any any nccl - - 64", "- for nccl", "\"64\""},
+        {"2 any any 1shot_push - 3 48", "a multiple of 32", "\"48\""},
+        {"2 any any 1shot_push - 3 0", "threads", "\"0\""},
+        {"2 any any 1shot_push - 3 1056", "threads", "\"1056\""},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char text[160];
+        snprintf(text, sizeof text, CUDA "# fine\n2 any 1K 1shot_push - 3 64 # fine\n%s\n",
+                 rows[i].row);
+        refused(text, 5, rows[i].expected, rows[i].found);
+    }
+    refused(HOST "2 any any 1shot_push - 3 32\n", 3, "1 on the host", "\"32\"");
+    refused(HOST "2 any any host_1shot - 2 1\n", 3, "1 for host_1shot", "\"2\"");
+    refused(HOST "2 any any nccl - - -\n", 3, "for GPUs nccl", "\"nccl\"");
+    oh_tuning tuning;
+    static const char binary[] = CUDA "2 any any 1sh\0t_push - 3 64\n";
+    CHECK_RESULT(ONEHOP_ERR_ENVIRONMENT, parse(binary, sizeof binary - 1, &tuning));
+    CHECK_CONTAINS("1sh?t_push", onehop_last_error());
+}
+
+/* Blanks, comments, ends of lines, a missing last one. */
+static void layouts(void) {
+    static const char neat[] = CUDA "3-8 graph 8M-any 2shot_pull graph 65 max\n";
+    static const char wild[] = "\r\n#x\n \tonehop-tuning\t1#\r\n\n  device  cuda # y\n#\n"
+                               "3-8\tgraph   8M-any 2shot_pull graph 65 max\r";
+    oh_tuning a, b;
+    CHECK_OK(parse(neat, sizeof neat - 1, &a));
+    CHECK_OK(parse(wild, sizeof wild - 1, &b));
+    CHECK_INT(1, a.count);
+    CHECK(oh_tuning_hash(&a) == oh_tuning_hash(&b));
+    const oh_tuning_row *row = &a.rows[0];
+    CHECK(row->device == OH_TUNING_CUDA && row->world_low == 3 && row->world_high == 8);
+    CHECK(row->modes == 1u << ONEHOP_MODE_GRAPH && row->above == 8u << 20 &&
+          row->up_to == UINT64_MAX);
+    CHECK(row->algorithm == ONEHOP_2SHOT_PULL && row->source == ONEHOP_SOURCE_GRAPH);
+    CHECK(row->blocks == 65 && row->threads == OH_TUNING_MOST);
+    oh_tuning_free(&b);
+    b.rows = a.rows, b.count = a.count;
+    const uint64_t hash = oh_tuning_hash(&a);
+    b.rows[0].threads = 64;
+    CHECK(oh_tuning_hash(&b) != hash);
+    oh_tuning_free(&a);
+}
+
+/* ---- choosing -------------------------------------------------------------------------------- */
+
+static void init(oh_dispatch *d, onehop_device_kind kind, uint32_t capability, int world, bool nccl,
+                 const oh_tuning *tuning) {
+    const oh_dispatch_group group = {kind, capability, world, nccl};
+    onehop_layout_config config = ONEHOP_CONFIG_INIT(onehop_layout_config);
+    onehop_layout layout;
+    config.device_kind = kind;
+    config.world_size = world;
+    if (kind == ONEHOP_DEVICE_CUDA) config.max_blocks = 132;
+    CHECK_OK(oh_dispatch_init(d, &group, tuning));
+    CHECK_OK(oh_layout_plan(&config, &layout, &d->planes));
+}
+
+static void check_plan(const oh_dispatch *d, const oh_question *q) {
+    oh_plan plan;
+    CHECK_OK(oh_dispatch_choose(d, q, &plan));
+    const onehop_choice *c = &plan.choice;
+    if (c->algorithm == ONEHOP_NCCL) {
+        CHECK(d->nccl && plan.kernel < 0 && c->chunks == 1 && !c->blocks && !c->threads);
+        return;
+    }
+    size_t count;
+    const oh_kernel *kernels = oh_kernel_list(&count);
+    CHECK(plan.kernel >= 0 &&
+          plan.kernel == oh_kernel_find(d->kind, c->algorithm, q->dtype, d->world));
+    CHECK(plan.chunk_bytes > 0 && plan.chunk_bytes <= UINT32_MAX);
+    CHECK(c->chunks == (q->bytes + plan.chunk_bytes - 1) / plan.chunk_bytes);
+    CHECK(c->blocks >= 1 && c->blocks <= d->planes.max_blocks);
+    CHECK(c->threads >= 1 && c->threads <= kernels[plan.kernel].max_threads);
+    if (d->kind == ONEHOP_DEVICE_CUDA) CHECK(c->blocks >= 2 && c->threads % 32 == 0);
+    if (d->kind == ONEHOP_DEVICE_HOST) CHECK(c->threads == 1);
+    const bool pull = c->algorithm == ONEHOP_1SHOT_PULL || c->algorithm == ONEHOP_2SHOT_PULL;
+    CHECK(pull ? c->source == ONEHOP_SOURCE_WORKSPACE || c->source == ONEHOP_SOURCE_GRAPH
+               : c->source == ONEHOP_SOURCE_NONE);
+    if (c->source == ONEHOP_SOURCE_GRAPH)
+        CHECK(q->mode == ONEHOP_MODE_GRAPH && !(c->algorithm == ONEHOP_1SHOT_PULL && q->in_place));
+}
+
+/* Around powers of two, for every type, mode and place. */
+static void check_sizes(const oh_dispatch *d) {
+    for (int power = 1; power <= 40; power++)
+        for (int type = ONEHOP_FLOAT32; type <= ONEHOP_BFLOAT16; type++)
+            for (int how = 0; how < 12; how++) {
+                const size_t size = onehop_dtype_bytes((onehop_dtype)type);
+                const size_t bytes = ((size_t)1 << power) + (size_t)(how % 3 - 1) * size;
+                const oh_question q = {bytes, (onehop_dtype)type, (onehop_mode)(how / 3 % 2),
+                                       how >= 6, NULL};
+                if (bytes > 0 && bytes % size == 0 && bytes <= (size_t)1 << 40) check_plan(d, &q);
+            }
+}
+
+static void total(void) {
+    static const uint32_t capabilities[] = {80, 90, 100, 103, 120};
+    /* A file whose rows serve next to nothing leaves the rest to the tables compiled in. */
+    static const char sparse[] = CUDA "2-16 graph 4K-8K 1shot_pull graph 1024 1024\n"
+                                      "device host\n5 any 7 1shot_push - max max\n";
+    oh_tuning tuning, file;
+    oh_dispatch d;
+    CHECK_OK(oh_tuning_load(&tuning));
+    for (int with_file = 0; with_file < 2; with_file++) {
+        for (int world = 2; world <= ONEHOP_MAX_RANKS; world++) {
+            init(&d, ONEHOP_DEVICE_HOST, 0, world, false, &tuning);
+            check_sizes(&d);
+            for (int i = 0; i < 10; i++) {
+                init(&d, ONEHOP_DEVICE_CUDA, capabilities[i / 2], world, i % 2, &tuning);
+                check_sizes(&d);
+            }
+        }
+        if (with_file) break;
+        CHECK_OK(parse(sparse, sizeof sparse - 1, &file));
+        file.rows = realloc(file.rows, (file.count + tuning.count) * sizeof *file.rows);
+        memcpy(file.rows + file.count, tuning.rows, tuning.count * sizeof *tuning.rows);
+        file.count += tuning.count;
+        oh_tuning_free(&tuning);
+        tuning = file;
+    }
+    oh_tuning_free(&tuning);
+}
+
+static oh_plan choose(const oh_dispatch *d, size_t bytes, onehop_mode mode, bool in_place,
+                      const onehop_call *call) {
+    const oh_question q = {bytes, ONEHOP_BFLOAT16, mode, in_place, call};
+    oh_plan plan;
+    CHECK_OK(oh_dispatch_choose(d, &q, &plan));
+    return plan;
+}
+
+#define EXPECT(want, bytes, mode, in_place)                                                        \
+    CHECK_TEXT(want, onehop_algorithm_name(                                                        \
+                         choose(&d, bytes, ONEHOP_MODE_##mode, in_place, NULL).choice.algorithm))
+
+static void init_text(oh_dispatch *d, const char *text, uint32_t capability, int world, bool nccl) {
+    oh_tuning tuning;
+    CHECK_OK(parse(text, strlen(text), &tuning));
+    init(d, ONEHOP_DEVICE_CUDA, capability, world, nccl, &tuning);
+    oh_tuning_free(&tuning);
+}
+
+static void passed_over(void) {
+    oh_dispatch d;
+    /* What a call cannot use. */
+    init_text(&d,
+              CUDA "2 any 1K 1shot_pull graph 3 64\n"
+                   "2 any 2K 2shot_pull graph 3 64\n"
+                   "2 any any 1shot_push - 3 64\n",
+              90, 2, false);
+    EXPECT("1shot_pull", 1024, GRAPH, false);
+    EXPECT("2shot_pull", 1024, GRAPH, true);
+    EXPECT("1shot_push", 1024, EAGER, false);
+    EXPECT("2shot_pull", 1026, GRAPH, false);
+    EXPECT("1shot_push", 2050, GRAPH, false);
+    CHECK_INT(ONEHOP_SOURCE_GRAPH, choose(&d, 8, ONEHOP_MODE_GRAPH, false, NULL).choice.source);
+    /* What the group cannot: multicast, nccl, other families, other numbers of ranks. */
+    static const char text[] = CUDA "2 any any 2shot_pull multicast 3 64\n"
+                                    "2 any 8-16 nccl - - -\n"
+                                    "3-16 any any 2shot_pull workspace 3 64\n"
+                                    "device sm_90\n2 any any 1shot_pull workspace 3 64\n"
+                                    "device sm_100\n2 any any 2shot_pull workspace 3 64\n"
+                                    "device cuda\n2 any any 1shot_push - 3 64\n";
+    init_text(&d, text, 90, 2, false);
+    EXPECT("1shot_pull", 16, EAGER, false);
+    init_text(&d, text, 90, 2, true);
+    EXPECT("1shot_pull", 8, EAGER, false);
+    EXPECT("nccl", 10, EAGER, false);
+    EXPECT("nccl", 16, GRAPH, true);
+    EXPECT("1shot_pull", 18, EAGER, false);
+    init_text(&d, text, 103, 2, false);
+    EXPECT("2shot_pull", 16, EAGER, false);
+    init_text(&d, text, 120, 2, false);
+    EXPECT("1shot_push", 16, EAGER, false);
+    /* 2shot_push gives each rank a unit at least; without a kernel it is never chosen. */
+    init_text(&d, CUDA "4 any any 2shot_push - 3 64\n4 any any 1shot_push - 3 64\n", 90, 4, false);
+    const bool built =
+        oh_kernel_find(ONEHOP_DEVICE_CUDA, ONEHOP_2SHOT_PUSH, ONEHOP_BFLOAT16, 4) >= 0;
+    EXPECT("1shot_push", 48, EAGER, false);
+    EXPECT(built ? "2shot_push" : "1shot_push", 50, EAGER, false);
+    /* A table that lacks something: found, not guessed. */
+    init_text(&d, CUDA "2 any 1K 1shot_push - 3 64\n", 90, 2, false);
+    const oh_question q = {1026, ONEHOP_BFLOAT16, ONEHOP_MODE_EAGER, false, NULL};
+    oh_plan plan;
+    CHECK_RESULT(ONEHOP_ERR_INTERNAL, oh_dispatch_choose(&d, &q, &plan));
+}
+
+static void expect_grid(const oh_plan *plan, uint32_t blocks, uint32_t threads) {
+    CHECK_INT(blocks, plan->choice.blocks);
+    CHECK_INT(threads, plan->choice.threads);
+}
+
+static void grids(void) {
+    static const char text[] = CUDA "2-8 any 1K 1shot_push - 9 128\n"
+                                    "2-8 any any 2shot_pull workspace max max\n"
+                                    "2-8 any any 1shot_push - 200 1024\n";
+    onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
+    oh_dispatch d;
+    oh_tuning tuning;
+    oh_plan plan;
+    init_text(&d, text, 90, 2, false);
+    plan = choose(&d, 1024, ONEHOP_MODE_EAGER, false, NULL);
+    expect_grid(&plan, 9, 128);
+    plan = choose(&d, 1026, ONEHOP_MODE_EAGER, false, NULL);
+    expect_grid(&plan, 132, 1024); /* max: what the kernel and the GPU take */
+    /* By name: the row of that algorithm, clipped; one that has none takes another's grid. */
+    call.algorithm = ONEHOP_1SHOT_PUSH;
+    plan = choose(&d, 1026, ONEHOP_MODE_EAGER, false, &call);
+    expect_grid(&plan, 132, 1024);
+    call.algorithm = ONEHOP_1SHOT_PULL;
+    plan = choose(&d, 64, ONEHOP_MODE_EAGER, false, &call);
+    expect_grid(&plan, 9, 128);
+    call.blocks = 5;
+    plan = choose(&d, 64, ONEHOP_MODE_EAGER, false, &call);
+    expect_grid(&plan, 5, 128);
+    init_text(&d, text, 90, 8, false); /* a kernel of 8 ranks takes 512 threads */
+    call.blocks = 0;
+    call.algorithm = ONEHOP_1SHOT_PUSH;
+    plan = choose(&d, 1026, ONEHOP_MODE_EAGER, false, &call);
+    expect_grid(&plan, 132, 512);
+    /* NCCL brings its own. */
+    init_text(&d, CUDA "2 any any nccl - - -\n2 any any 1shot_push - 7 96\n", 90, 2, true);
+    call.algorithm = ONEHOP_2SHOT_PULL;
+    plan = choose(&d, 64, ONEHOP_MODE_EAGER, false, &call);
+    expect_grid(&plan, 7, 96);
+    call.algorithm = ONEHOP_NCCL;
+    plan = choose(&d, 64, ONEHOP_MODE_EAGER, false, &call);
+    expect_grid(&plan, 0, 0);
+    call.blocks = 3;
+    const oh_question q = {64, ONEHOP_BFLOAT16, ONEHOP_MODE_EAGER, false, &call};
+    CHECK_RESULT(ONEHOP_ERR_ALGORITHM, oh_dispatch_choose(&d, &q, &plan));
+    /* What was measured stays. */
+    static const struct {
+        size_t bytes;
+        uint32_t blocks, threads;
+    } measured[] = {{1024, 3, 64},     {4096, 3, 128},      {16384, 9, 128},     {65536, 33, 128},
+                    {262144, 65, 256}, {1048576, 129, 512}, {1 << 26, 132, 1024}};
+    CHECK_OK(oh_tuning_load(&tuning));
+    init(&d, ONEHOP_DEVICE_CUDA, 90, 2, false, &tuning);
+    for (size_t i = 0; i < sizeof measured / sizeof *measured; i++)
+        for (int mode = 0; mode < 2; mode++) {
+            plan = choose(&d, measured[i].bytes, (onehop_mode)mode, false, NULL);
+            CHECK_INT(ONEHOP_1SHOT_PUSH, plan.choice.algorithm);
+            expect_grid(&plan, measured[i].blocks, measured[i].threads);
+        }
+    oh_tuning_free(&tuning);
+}
+
+/* Buffers of GPUs follow the longest messages that go that way. */
+static void sizes_on_gpus(void) {
+    static const char text[] = CUDA "2 eager 3M 1shot_push - 3 64\n"
+                                    "2 any 100M-any nccl - - -\n"
+                                    "2 graph 1M 1shot_push - 3 64\n"
+                                    "2 any any 2shot_pull workspace 3 64\n";
+    static const struct {
+        size_t max_bytes;
+        bool uncap;
+        size_t usual, push, pull; /* KiB */
+    } cases[] = {
+        {0, false, 8192, 3072, 16384},   {0, false, 2048, 2048, 16384},
+        {0, true, 2048, 3072, 102400},   /* nccl has the rest */
+        {2048, false, 1024, 2048, 2048}, /* pull in graphs */
+        {1, false, 8192, 64, 1024},      /* the least */
+    };
+    oh_dispatch d;
+    size_t push, pull;
+    init_text(&d, text, 90, 2, true);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        oh_dispatch_sizes(&d, cases[i].max_bytes << 10, cases[i].uncap, cases[i].usual << 10, &push,
+                          &pull);
+        CHECK_INT(cases[i].push << 10, push);
+        CHECK_INT(cases[i].pull << 10, pull);
+    }
+    init_text(&d, CUDA "4 any 6M 2shot_push - 3 64\n4 any any 2shot_pull workspace 3 64\n", 90, 4,
+              false);
+    oh_dispatch_sizes(&d, 0, false, 1 << 25, &push, &pull);
+    if (oh_kernel_find(ONEHOP_DEVICE_CUDA, ONEHOP_2SHOT_PUSH, ONEHOP_FLOAT32, 4) >= 0)
+        CHECK_INT(3 << 20, push); /* two shards */
+    init_text(&d, text, 90, 2, false);
+    oh_dispatch_sizes(&d, 0, true, 0, &push, &pull);
+    CHECK_INT(OH_DISPATCH_MOST_BYTES, pull);
+    oh_dispatch_sizes(&d, 2000001, false, 0, &push, &pull);
+    CHECK_INT(2002944, push); /* whole pages */
+}
+
+/* ---- a file decides ---------------------------------------------------------------------------- */
+
+#define W 3
+
+typedef struct tables {
+    char folder[64];
+    char path[W][96]; /* one for each rank */
+} tables;
+
+static void write_table(const char *path, const char *text) {
+    FILE *file = fopen(path, "w");
+    CHECK(file && fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+/* Every rank reads a file of its own; rank 1 may read `other`. */
+static void make_tables(tables *t, const char *text, const char *other) {
+    snprintf(t->folder, sizeof t->folder, "/tmp/onehop-tuning-XXXXXX");
+    CHECK(mkdtemp(t->folder) != NULL);
+    for (int r = 0; r < W; r++) {
+        snprintf(t->path[r], sizeof t->path[r], "%s/rank%d.table", t->folder, r);
+        write_table(t->path[r], r == 1 && other ? other : text);
+    }
+}
+
+static void remove_tables(tables *t) {
+    for (int r = 0; r < W; r++) unlink(t->path[r]);
+    rmdir(t->folder);
+}
+
+static const char host_table[] = HOST "3 any 1K 1shot_push - 5 1\n"
+                                      "3 eager 1K-2K 2shot_pull workspace 4 1\n"
+                                      "3 graph 4K 1shot_pull graph 4 1\n"
+                                      "3 any 8K host_2shot - 1 1\n";
+
+static void expect_run(onehop_t *ctx, size_t count, onehop_algorithm want, uint32_t blocks) {
+    const size_t bytes = count * sizeof(float);
+    onehop_choice choice;
+    onehop_stats before, after;
+    CHECK_OK(
+        onehop_would_use(ctx, bytes, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
+    CHECK_INT(want, choice.algorithm);
+    CHECK_INT(blocks, choice.blocks);
+    kit_way way = {"by table", count, ONEHOP_ALGORITHM_AUTO};
+    kit_buffers *m = kit_buffers_make();
+    CHECK_OK(onehop_get_stats(ctx, &before));
+    CHECK_OK(kit_call(ctx, &way, m, 5));
+    kit_check(m->out, count, W, 5);
+    CHECK_OK(onehop_get_stats(ctx, &after));
+    CHECK_INT(before.calls_by[want] + 1, after.calls_by[want]);
+    free(m);
+}
+
+/* A captured call: counted as what would_use says of graphs, and right when replayed. */
+static void expect_captured(onehop_t *ctx, size_t count, bool in_place, onehop_algorithm want) {
+    const size_t bytes = count * sizeof(float);
+    onehop_choice choice;
+    onehop_stats before, after;
+    onehop_stream_t stream;
+    onehop_host_graph *graph;
+    kit_buffers *m = kit_buffers_make();
+    float *out = in_place ? m->in : m->out;
+    CHECK_OK(onehop_would_use(ctx, bytes, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_GRAPH, in_place,
+                              &choice));
+    CHECK_INT(want, choice.algorithm);
+    CHECK_OK(onehop_host_stream_create(&stream));
+    CHECK_OK(onehop_get_stats(ctx, &before));
+    CHECK_OK(onehop_capture_begin(ctx));
+    CHECK_OK(onehop_host_stream_capture_begin(stream));
+    CHECK_OK(onehop_all_reduce(ctx, m->in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, stream));
+    CHECK_OK(onehop_host_stream_capture_end(stream, &graph));
+    CHECK_OK(onehop_capture_end(ctx));
+    CHECK_OK(onehop_get_stats(ctx, &after));
+    CHECK_INT(before.calls_by[want] + 1, after.calls_by[want]);
+    kit_fill(m->in, count, onehop_rank(ctx), 7);
+    CHECK_OK(onehop_host_graph_launch(graph, stream));
+    CHECK_OK(onehop_synchronize(ctx, stream));
+    kit_check(out, count, W, 7);
+    onehop_host_graph_destroy(graph);
+    onehop_host_stream_destroy(stream);
+    free(m);
+}
+
+static void by_file(int rank, int world_size, void *argument) {
+    const tables *t = argument;
+    setenv("ONEHOP_TUNING", t->path[rank], 1);
+    onehop_t *ctx = kit_open(rank, world_size, "by file", KIT_PATIENCE_MS);
+    expect_run(ctx, 256, ONEHOP_1SHOT_PUSH, 5);
+    expect_run(ctx, 257, ONEHOP_2SHOT_PULL, 4);
+    expect_run(ctx, 513, ONEHOP_HOST_2SHOT, 1);
+    expect_run(ctx, 2049, ONEHOP_HOST_1SHOT, 1); /* beyond the file: as without it */
+    expect_run(ctx, 70000, ONEHOP_HOST_2SHOT, 1);
+    expect_captured(ctx, 256, true, ONEHOP_1SHOT_PUSH);
+    expect_captured(ctx, 512, false, ONEHOP_1SHOT_PULL);
+    expect_captured(ctx, 512, true, ONEHOP_HOST_2SHOT);
+    expect_captured(ctx, 70000, false, ONEHOP_HOST_2SHOT);
+    onehop_destroy(ctx);
+}
+
+typedef struct refusal {
+    tables t;
+    onehop_result result;
+    const char *words[2];
+} refusal;
+
+static void not_by_file(int rank, int world_size, void *argument) {
+    const refusal *s = argument;
+    onehop_config config = kit_config(KIT_PATIENCE_MS);
+    onehop_t *ctx = NULL;
+    const kit_name own = kit_own_name(s->words[0]);
+    config.rank = rank;
+    config.world_size = world_size;
+    config.name = own.text;
+    setenv("ONEHOP_TUNING", s->t.path[rank], 1);
+    CHECK_RESULT(s->result, onehop_create(&config, &ctx));
+    CHECK(ctx == NULL);
+    for (int i = 0; i < 2; i++) CHECK_CONTAINS(s->words[i], onehop_last_error());
+}
+
+static void files(void) {
+    tables t;
+    make_tables(&t, host_table,
+                HOST "# in other words\n3 any 1K 1shot_push - 5 1\n"
+                     "3 eager 1024-2048 2shot_pull workspace 4 1\n"
+                     "3 graph 0-4K 1shot_pull graph 4 1\n"
+                     "3 any 8K host_2shot - 1 1\n");
+    run_ranks(W, by_file, &t);
+    remove_tables(&t);
+
+    static const struct {
+        const char *other;
+        onehop_result result;
+        const char *words[2];
+    } cases[] = {
+        {HOST "3 any 1K 1shot_push - 6 1\n",
+         ONEHOP_ERR_DISAGREEMENT,
+         {"ONEHOP_TUNING) is", "on rank 1"}},
+        {HOST "3 any 1K ring - 6 1\n", ONEHOP_ERR_ENVIRONMENT, {"rank1.table:3:", "\"ring\""}},
+        {NULL, ONEHOP_ERR_ENVIRONMENT, {"ONEHOP_TUNING: the tuning table", "No such file"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        refusal s = {.result = cases[i].result, .words = {cases[i].words[0], cases[i].words[1]}};
+        make_tables(&s.t, host_table, cases[i].other);
+        if (!cases[i].other) unlink(s.t.path[1]);
+        run_ranks(W, not_by_file, &s);
+        remove_tables(&s.t);
+    }
+}
+
+static onehop_result load_from(const char *path) {
+    oh_tuning tuning;
+    setenv("ONEHOP_TUNING", path, 1);
+    onehop_result result = oh_tuning_load(&tuning);
+    oh_tuning_free(&tuning);
+    unsetenv("ONEHOP_TUNING");
+    return result;
+}
+
+static void odd_files(void) {
+    tables t;
+    make_tables(&t, host_table, NULL);
+    CHECK_OK(load_from(t.path[0]));
+    CHECK_RESULT(ONEHOP_ERR_ENVIRONMENT, load_from(t.folder));
+    CHECK_CONTAINS("Is a directory", onehop_last_error());
+    CHECK_RESULT(ONEHOP_ERR_ENVIRONMENT, load_from("/dev/zero"));
+    CHECK_CONTAINS("longer than", onehop_last_error());
+    /* More rows than a group may have. */
+    FILE *file = fopen(t.path[0], "w");
+    fputs(HOST, file);
+    for (int i = 1; i <= OH_DISPATCH_ROWS; i++) fprintf(file, "2 any %d host_1shot - 1 1\n", 4 * i);
+    fclose(file);
+    setenv("ONEHOP_TUNING", t.path[0], 1);
+    onehop_t *contexts[3];
+    onehop_config config = kit_config(KIT_PATIENCE_MS);
+    CHECK_RESULT(ONEHOP_ERR_ENVIRONMENT, onehop_create_all(&config, 2, NULL, contexts));
+    CHECK_CONTAINS("more than 192 rows", onehop_last_error());
+    CHECK_OK(onehop_create_all(&config, 3, NULL, contexts)); /* none is for 3 */
+    for (int r = 0; r < 3; r++) onehop_destroy(contexts[r]);
+    unsetenv("ONEHOP_TUNING");
+    remove_tables(&t);
+}
+
+/* ---- sizes on the host ------------------------------------------------------------------------------------- */
+
+static void sizes(void) {
+    static const struct {
+        size_t max_bytes, push_bytes, pull_bytes; /* given */
+        size_t push, pull;                        /* in force */
+    } cases[] = {
+        {0, 4096, 65536, 4096, 65536},
+        {1 << 20, 8192, 0, 8192, 1 << 20},
+        {100000, 0, 4096, 102400, 4096},
+        {0, 0, 0, 1 << 20, 1 << 20},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
+        onehop_t *contexts[2];
+        onehop_stats stats;
+        config.device.kind = ONEHOP_DEVICE_HOST;
+        config.max_bytes = cases[i].max_bytes;
+        config.push_bytes = cases[i].push_bytes;
+        config.pull_bytes = cases[i].pull_bytes;
+        config.flags = ONEHOP_FLAG_UNCAP; /* of no effect here */
+        CHECK_OK(onehop_create_all(&config, 2, NULL, contexts));
+        CHECK_OK(onehop_get_stats(contexts[1], &stats));
+        CHECK_INT(cases[i].push, stats.push_bytes);
+        CHECK_INT(cases[i].pull, stats.pull_bytes);
+        CHECK(stats.symmetric_bytes >= 4 * cases[i].push + 2 * cases[i].pull);
+        for (int r = 0; r < 2; r++) onehop_destroy(contexts[r]);
+    }
+}
+
+/* ---- NCCL -------------------------------------------------------------------------------------- */
+
+/* Rank 1 alone switches it on: all hear of it. */
+static void nccl_on_the_host(int rank, int world_size, void *argument) {
+    onehop_config config = kit_config(KIT_PATIENCE_MS);
+    onehop_t *ctx = NULL;
+    const kit_name own = kit_own_name("nccl");
+    (void)argument;
+    config.rank = rank;
+    config.world_size = world_size;
+    config.name = own.text;
+    if (rank == 1) setenv("ONEHOP_NCCL", "1", 1);
+    CHECK_RESULT(ONEHOP_ERR_UNSUPPORTED, onehop_create(&config, &ctx));
+    CHECK_CONTAINS("NCCL needs GPUs", onehop_last_error());
+}
+
+static void nccl(void) {
+    onehop_config config = kit_config(KIT_PATIENCE_MS);
+    onehop_t *contexts[2];
+    run_ranks(W, nccl_on_the_host, NULL);
+    config.flags = ONEHOP_FLAG_NCCL;
+    CHECK_RESULT(ONEHOP_ERR_UNSUPPORTED, onehop_create_all(&config, 2, NULL, contexts));
+    CHECK_CONTAINS("a thread or a process for each rank", onehop_last_error());
+    config.world_size = 1;
+    CHECK_RESULT(ONEHOP_ERR_UNSUPPORTED, onehop_create(&config, contexts));
+    setenv("ONEHOP_NCCL", "yes", 1);
+    config.flags = 0;
+    CHECK_RESULT(ONEHOP_ERR_ENVIRONMENT, onehop_create(&config, contexts));
+    CHECK_CONTAINS("ONEHOP_NCCL", onehop_last_error());
+    unsetenv("ONEHOP_NCCL");
+    /* The library: none, one that is no NCCL. */
+    setenv("ONEHOP_NCCL_LIB", "/nonexistent/libnccl.so", 1);
+    CHECK_RESULT(ONEHOP_ERR_UNSUPPORTED, oh_nccl_open(NULL));
+    CHECK_CONTAINS("/nonexistent/libnccl.so", onehop_last_error());
+    CHECK_CONTAINS("ONEHOP_NCCL_LIB", onehop_last_error());
+    CHECK_RESULT(ONEHOP_ERR_UNSUPPORTED, oh_nccl_open("libc.so.6"));
+    CHECK_CONTAINS("libc.so.6 has no nccl", onehop_last_error());
+}
+
+int main(void) {
+    watchdog(110);
+    unsetenv("ONEHOP_TUNING");
+    refusals();
+    layouts();
+    total();
+    passed_over();
+    grids();
+    sizes_on_gpus();
+    odd_files();
+    sizes();
+    files();
+    nccl();
+    return 0;
+}
