@@ -59,7 +59,7 @@ static onehop_result copy_alone(onehop_comm *comm, const oh_request *q, const oh
 
 onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_plan *plan,
                              bool *captured_out) {
-    oh_stream_info info = {0, false};
+    oh_stream_info info = {0, false, 0};
     if (plan->kernel < 0) return copy_alone(comm, q, plan);
     onehop_result result = comm->device->ops->stream_info(comm->device, q->stream, &info);
     if (!result) result = order_streams(comm, q->stream, &info);
