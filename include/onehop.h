@@ -408,6 +408,10 @@ typedef struct onehop_call {
     uint32_t blocks; /* grid: 1..max_blocks, the signature's block included */
     /* Threads per block. CUDA: a multiple of 32 to 1024, to 512 for 6 ranks and more; host: 1. */
     uint32_t threads;
+    /* With source GRAPH on a communicator: the row (onehop_comm_row_take) that will hold the
+     * addresses. A context takes its rows itself and does not read this. */
+    uint32_t row;
+    uint32_t reserved; /* 0 */
 } onehop_call;
 
 /* As onehop_all_reduce and onehop_all_reduce_with (call may be NULL), on a communicator. */
@@ -415,12 +419,14 @@ ONEHOP_API onehop_result onehop_comm_all_reduce(onehop_comm *comm, const void *i
                                                 size_t count, onehop_dtype dtype, onehop_op op,
                                                 const onehop_call *call, onehop_stream_t stream);
 
-/* Rows: the table of captured inputs. A row holds every rank's input and output address, as seen by
- * this rank's device; a captured pull call holds only its row's number. All ranks take rows in the
- * same order. `take` reserves the next row; `fill` gives it in[world_size] and out[world_size] (out
- * NULL for an algorithm that writes only its own) or, with in NULL, marks it as staged; `release`
- * recycles it once no graph that uses it can run. Errors: NULL, ARGUMENT (no such row), TOO_LARGE
- * (table full), STATE, DRIVER. Since 0.1. */
+/* Rows: the table of captured inputs, this rank's own. A row holds every rank's input and output
+ * address, as seen by this rank's device; a captured pull call over source GRAPH holds only its
+ * row's number. `take` reserves a row; calls may name it from then on, and run once it is filled: a
+ * call that finds it empty or recycled fails with ROW on all ranks. `fill` gives it in[world_size]
+ * and out[world_size], aligned to 16 bytes (out may be NULL for 1shot_pull, which writes only its
+ * own) or, with in NULL, marks it as staged: the call then goes over the workspace. All ranks must
+ * fill a call's row alike, staged or not. `release` recycles it once no graph that uses it can run.
+ * Errors: NULL, ARGUMENT (no such row), ALIGNMENT, TOO_LARGE (table full), DRIVER. Since 0.1. */
 ONEHOP_API onehop_result onehop_comm_row_take(onehop_comm *comm, uint32_t *row_out);
 ONEHOP_API onehop_result onehop_comm_row_fill(onehop_comm *comm, uint32_t row,
                                               const void *const *in, void *const *out);
@@ -526,6 +532,26 @@ ONEHOP_API onehop_result onehop_capture_begin(onehop_t *context);
 ONEHOP_API onehop_result onehop_capture_end(onehop_t *context);
 ONEHOP_API onehop_result onehop_capture_begin_all(onehop_t *const *contexts, int n);
 ONEHOP_API onehop_result onehop_capture_end_all(onehop_t *const *contexts, int n);
+
+/* Memory that a captured call will read and write, on this rank. */
+typedef struct onehop_captured_input {
+    const void *in;
+    void *out;
+    size_t bytes;
+} onehop_captured_input;
+
+/* For callers whose ranks can already reach each other's memory: instead of onehop_capture_end.
+ * `inputs` lists the calls captured so far that take addresses, in order: writes at most `room` of
+ * them and their number to *count_out (inputs_out may be NULL with room 0). `end_mapped` is
+ * collective, compares as end does, and fills their rows with the caller's addresses:
+ * in[i * world_size + r] and out[...] are where this rank's device reaches rank r's memory of the
+ * i-th of them, aligned to 16 bytes, valid as long as the graph. Errors: NULL, STATE, ARGUMENT (count
+ * is not that of `inputs`), ALIGNMENT; those of onehop_capture_end. Since 0.1. */
+ONEHOP_API onehop_result onehop_capture_inputs(const onehop_t *context,
+                                               onehop_captured_input *inputs_out, size_t room,
+                                               size_t *count_out);
+ONEHOP_API onehop_result onehop_capture_end_mapped(onehop_t *context, const void *const *in,
+                                                   void *const *out, size_t count);
 
 /* Waits until the stream's work is done, watching the peers: a lost process is seen at once, a
  * silent one by the deadline. Returns the context's state: OK, or the -3xx error. Errors: NULL,

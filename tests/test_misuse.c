@@ -100,7 +100,7 @@ static void arguments_of_calls(void) {
     REFUSED(ONEHOP_ERR_ALGORITHM, "nccl", WITH(algorithm, ONEHOP_NCCL));
     REFUSED(ONEHOP_ERR_ALGORITHM, "local_copy", WITH(algorithm, ONEHOP_LOCAL_COPY));
     REFUSED(ONEHOP_ERR_ALGORITHM, "source workspace", WITH(source, ONEHOP_SOURCE_WORKSPACE));
-    REFUSED(ONEHOP_ERR_ALGORITHM, "source graph (2) is not available",
+    REFUSED(ONEHOP_ERR_ALGORITHM, "source graph needs a call that is captured",
             WITH(algorithm, (call.source = ONEHOP_SOURCE_GRAPH, ONEHOP_1SHOT_PULL)));
     REFUSED(ONEHOP_ERR_ALGORITHM, "source multicast (3) is not available",
             WITH(algorithm, (call.source = ONEHOP_SOURCE_MULTICAST, ONEHOP_2SHOT_PULL)));

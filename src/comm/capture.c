@@ -5,15 +5,25 @@
 #include <stdlib.h>
 #include <string.h>
 
+static onehop_result make_room(onehop_t *ctx) {
+    const size_t room = ctx->captured_room ? 2 * ctx->captured_room : 64;
+    oh_captured *calls = realloc(ctx->captured, room * sizeof *calls);
+    if (calls) ctx->captured = calls;
+    oh_captured_memory *memory = realloc(ctx->captured_memory, room * sizeof *memory);
+    if (memory) ctx->captured_memory = memory;
+    if (!calls || !memory)
+        return oh_error(ONEHOP_ERR_MEMORY, "capture: no memory for %zu calls", room);
+    ctx->captured_room = room;
+    return ONEHOP_OK;
+}
+
 onehop_result oh_capture_note(onehop_t *ctx, const oh_request *q, const oh_plan *plan) {
     if (ctx->captured_count == ctx->captured_room) {
-        const size_t room = ctx->captured_room ? 2 * ctx->captured_room : 64;
-        oh_captured *grown = realloc(ctx->captured, room * sizeof *grown);
-        if (!grown) return oh_error(ONEHOP_ERR_MEMORY, "capture: no memory for %zu calls", room);
-        ctx->captured = grown;
-        ctx->captured_room = room;
+        onehop_result result = make_room(ctx);
+        if (result) return result;
     }
-    oh_captured *c = &ctx->captured[ctx->captured_count++];
+    const size_t bytes = q->count * onehop_dtype_bytes(q->dtype);
+    oh_captured *c = &ctx->captured[ctx->captured_count];
     memset(c, 0, sizeof *c);
     c->count = q->count;
     c->dtype = (uint32_t)q->dtype;
@@ -22,6 +32,8 @@ onehop_result oh_capture_note(onehop_t *ctx, const oh_request *q, const oh_plan 
     c->blocks = plan->choice.blocks;
     c->threads = plan->choice.threads;
     c->in_place = q->in == q->out;
+    ctx->captured_memory[ctx->captured_count++] =
+        (oh_captured_memory){q->in, q->out, bytes, q->row};
     return ONEHOP_OK;
 }
 
@@ -84,19 +96,77 @@ static onehop_result compare_by_group(onehop_t *ctx) {
     return result;
 }
 
+static bool takes_row(const oh_captured *c) {
+    return c->source == ONEHOP_SOURCE_GRAPH;
+}
+
+/* Fills the rows of the captured calls: with the addresses of in and out, [row taken][rank], or as
+ * staged. */
+static onehop_result fill_rows(onehop_t *ctx, const void *const *in, void *const *out) {
+    onehop_result result = ONEHOP_OK;
+    size_t row = 0;
+    for (size_t i = 0; i < ctx->captured_count && !result; i++) {
+        if (!takes_row(&ctx->captured[i])) continue;
+        const size_t first = row++ * (size_t)ctx->world;
+        result = onehop_comm_row_fill(ctx->comm, ctx->captured_memory[i].row,
+                                      in ? in + first : NULL, in ? out + first : NULL);
+    }
+    return result;
+}
+
 onehop_result onehop_capture_begin(onehop_t *context) {
     return begin(context);
 }
 
-onehop_result onehop_capture_end(onehop_t *context) {
-    onehop_result result = check_end(context);
-    if (result) return result;
-    if (context->world > 1 && !context->group)
+/* Ends one rank's capture: the ranks agree that their calls are alike. */
+static onehop_result end_alike(onehop_t *ctx) {
+    if (ctx->world > 1 && !ctx->group)
         return oh_error(ONEHOP_ERR_STATE,
                         "onehop_capture_end: this context was made by onehop_create_all; end all "
                         "ranks' captures with onehop_capture_end_all");
-    context->capturing = false;
-    return context->world == 1 ? ONEHOP_OK : compare_by_group(context);
+    ctx->capturing = false;
+    return ctx->world == 1 ? ONEHOP_OK : compare_by_group(ctx);
+}
+
+onehop_result onehop_capture_end(onehop_t *context) {
+    onehop_result result = check_end(context);
+    if (!result) result = end_alike(context);
+    return result ? result : fill_rows(context, NULL, NULL);
+}
+
+onehop_result onehop_capture_inputs(const onehop_t *context, onehop_captured_input *inputs_out,
+                                    size_t room, size_t *count_out) {
+    if (!context || !count_out || (room && !inputs_out))
+        return oh_error(ONEHOP_ERR_NULL, "onehop_capture_inputs: a pointer is NULL");
+    if (!context->capturing)
+        return oh_error(ONEHOP_ERR_STATE, "onehop_capture_inputs: not capturing");
+    size_t count = 0;
+    for (size_t i = 0; i < context->captured_count; i++) {
+        const oh_captured_memory *m = &context->captured_memory[i];
+        if (!takes_row(&context->captured[i])) continue;
+        if (count < room) inputs_out[count] = (onehop_captured_input){m->in, m->out, m->bytes};
+        count++;
+    }
+    *count_out = count;
+    return ONEHOP_OK;
+}
+
+onehop_result onehop_capture_end_mapped(onehop_t *context, const void *const *in, void *const *out,
+                                        size_t count) {
+    size_t rows = 0;
+    onehop_result result = check_end(context);
+    if (!result) result = onehop_capture_inputs(context, NULL, 0, &rows);
+    if (result) return result;
+    if (count && (!in || !out))
+        return oh_error(ONEHOP_ERR_NULL, "onehop_capture_end_mapped: %s is NULL",
+                        in ? "out" : "in");
+    if (count != rows)
+        return oh_error(ONEHOP_ERR_ARGUMENT,
+                        "onehop_capture_end_mapped: count is %zu, but %zu captured calls take "
+                        "addresses",
+                        count, rows);
+    result = end_alike(context);
+    return result ? result : fill_rows(context, in, out);
 }
 
 /* The contexts of a call on all ranks: the whole group, in rank order. */
@@ -130,5 +200,6 @@ onehop_result onehop_capture_end_all(onehop_t *const *contexts, int n) {
     for (int r = 1; r < n && !result; r++)
         result = compare(contexts[r]->captured, contexts[r]->captured_count, contexts[0]->captured,
                          contexts[0]->captured_count, r);
+    for (int r = 0; r < n && !result; r++) result = fill_rows(contexts[r], NULL, NULL);
     return result;
 }

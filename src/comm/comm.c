@@ -124,8 +124,8 @@ static onehop_result comm_init(onehop_comm *comm, const onehop_comm_config *c) {
     if (!result) result = comm->device->ops->host_address(comm->device, c->host, &device_page);
     if (result) return result;
     fill_template(comm, c, device_page);
-    comm->row_used = calloc(layout.max_rows, 1);
-    if (!comm->row_used) return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory for its rows");
+    comm->row_tags = calloc(layout.max_rows, sizeof *comm->row_tags);
+    if (!comm->row_tags) return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory for its rows");
     comm->stats.symmetric_bytes = layout.symmetric_bytes;
     comm->stats.local_bytes = layout.local_bytes;
     comm->stats.host_bytes = layout.host_bytes;
@@ -185,7 +185,7 @@ onehop_result onehop_comm_create(const onehop_comm_config *config, onehop_comm *
 void onehop_comm_destroy(onehop_comm *comm) {
     if (!comm) return;
     free(comm->functions);
-    free(comm->row_used);
+    free(comm->row_tags);
     pthread_mutex_destroy(&comm->failure_lock);
     if (comm->owns_device) comm->device->ops->close(comm->device);
     free(comm);

@@ -35,8 +35,8 @@ struct onehop_comm {
     onehop_stream_t eager_stream, captured_stream;
     uint64_t eager_id, captured_id;
 
-    unsigned char *row_used; /* one byte per row of the table */
-    uint32_t rows_used;
+    uint32_t *row_tags; /* per row of the table: its tag while taken, else 0 */
+    uint32_t rows_used, last_tag;
 
     pthread_mutex_t failure_lock;
     onehop_failure failure; /* set once */
@@ -54,15 +54,16 @@ typedef struct oh_request {
     onehop_op op;
     const onehop_call *call; /* NULL: automatic */
     onehop_stream_t stream;
+    uint32_t row; /* with source GRAPH; the caller's, or taken for this call */
 } oh_request;
 
 /* Creates a communicator on an open device, which it takes over if `owns_device`. */
 onehop_result oh_comm_open(const onehop_comm_config *config, oh_device *device, bool owns_device,
                            onehop_group *group, onehop_comm **comm_out);
 
-/* Launches a planned call. *captured_out (may be NULL): it was recorded, not run. */
+/* Launches a planned call on a stream of which `info` tells. */
 onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *request, const oh_plan *plan,
-                             bool *captured_out);
+                             const oh_stream_info *info);
 
 /* OK, or the error of a dead communicator. Reads host memory only. */
 onehop_result oh_comm_check(onehop_comm *comm);

@@ -16,6 +16,7 @@ static void release(onehop_t *ctx) {
     }
     if (ctx->owns_group) onehop_group_close(ctx->group);
     free(ctx->captured);
+    free(ctx->captured_memory);
     free(ctx);
 }
 

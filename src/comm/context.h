@@ -41,6 +41,14 @@ typedef struct oh_captured {
     uint32_t unused;
 } oh_captured;
 
+/* What this rank alone knows of it. */
+typedef struct oh_captured_memory {
+    const void *in;
+    void *out;
+    size_t bytes;
+    uint32_t row; /* of a call over source GRAPH */
+} oh_captured_memory;
+
 struct onehop {
     onehop_group *group;
     bool owns_group;
@@ -62,6 +70,7 @@ struct onehop {
 
     bool capturing;
     oh_captured *captured;
+    oh_captured_memory *captured_memory;
     size_t captured_count, captured_room;
 };
 

@@ -115,17 +115,35 @@ static onehop_result choose_grid(const oh_dispatch *d, const onehop_call *call, 
     return ONEHOP_OK;
 }
 
-/* A caller may name the source that the algorithm has here anyway. */
-static onehop_result check_source(const onehop_choice *choice, const onehop_call *call) {
-    if (!call || call->source == ONEHOP_SOURCE_NONE || call->source == choice->source)
-        return ONEHOP_OK;
-    if (!is_pull(choice->algorithm))
+/* Captured pull calls read the captured memory, all others the workspace; in place, 1shot_pull
+ * would overwrite what a peer still reads. A caller may name the source. */
+static onehop_result choose_source(const oh_question *q, onehop_choice *choice) {
+    const onehop_source named = q->call ? q->call->source : ONEHOP_SOURCE_NONE;
+    const bool pull = is_pull(choice->algorithm);
+    const bool rows = q->mode == ONEHOP_MODE_GRAPH;
+    const bool safe = choice->algorithm != ONEHOP_1SHOT_PULL || !q->in_place;
+    if (!pull) {
+        choice->source = ONEHOP_SOURCE_NONE;
+        if (named == ONEHOP_SOURCE_NONE) return ONEHOP_OK;
         return oh_error(ONEHOP_ERR_ALGORITHM, "source %s belongs to pull algorithms; %s has none",
-                        onehop_source_name(call->source), onehop_algorithm_name(choice->algorithm));
-    return oh_error(ONEHOP_ERR_ALGORITHM,
-                    "source %s (%d) is not available; %s reads the workspace in this version",
-                    onehop_source_name(call->source), (int)call->source,
-                    onehop_algorithm_name(choice->algorithm));
+                        onehop_source_name(named), onehop_algorithm_name(choice->algorithm));
+    }
+    choice->source = named ? named : rows && safe ? ONEHOP_SOURCE_GRAPH : ONEHOP_SOURCE_WORKSPACE;
+    if (choice->source == ONEHOP_SOURCE_GRAPH && !rows)
+        return oh_error(ONEHOP_ERR_ALGORITHM,
+                        "source graph needs a call that is captured between onehop_capture_begin "
+                        "and _end, or a row; this call is eager");
+    if (choice->source == ONEHOP_SOURCE_GRAPH && !safe)
+        return oh_error(ONEHOP_ERR_ALGORITHM,
+                        "1shot_pull over source graph is out of place only; in place takes "
+                        "2shot_pull, or source workspace");
+    if (choice->source != ONEHOP_SOURCE_GRAPH && choice->source != ONEHOP_SOURCE_WORKSPACE)
+        return oh_error(ONEHOP_ERR_ALGORITHM,
+                        "source %s (%d) is not available; %s reads the workspace or, captured, the "
+                        "graph's memory",
+                        onehop_source_name(choice->source), (int)choice->source,
+                        onehop_algorithm_name(choice->algorithm));
+    return ONEHOP_OK;
 }
 
 void oh_dispatch_init(oh_dispatch *d, onehop_device_kind kind, int world, const oh_planes *planes) {
@@ -143,36 +161,34 @@ void oh_dispatch_init(oh_dispatch *d, onehop_device_kind kind, int world, const 
         }
 }
 
-onehop_result oh_dispatch_choose(const oh_dispatch *d, size_t bytes, onehop_dtype dtype,
-                                 const onehop_call *call, oh_plan *plan_out) {
-    oh_plan plan = {{ONEHOP_LOCAL_COPY, ONEHOP_SOURCE_NONE, 0, 0, 1, {0}}, -1, bytes};
-    const onehop_algorithm forced = call ? call->algorithm : ONEHOP_ALGORITHM_AUTO;
+onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_plan *plan_out) {
+    oh_plan plan = {{ONEHOP_LOCAL_COPY, ONEHOP_SOURCE_NONE, 0, 0, 1, {0}}, -1, q->bytes};
+    const onehop_algorithm forced = q->call ? q->call->algorithm : ONEHOP_ALGORITHM_AUTO;
     onehop_result result = ONEHOP_OK;
     if (d->world == 1) {
         if (forced != ONEHOP_ALGORITHM_AUTO && forced != ONEHOP_LOCAL_COPY)
             return oh_error(ONEHOP_ERR_ALGORITHM, "a group of one rank copies; %s was asked for",
                             onehop_algorithm_name(forced));
-        result = check_source(&plan.choice, call);
+        result = choose_source(q, &plan.choice);
         if (!result) *plan_out = plan;
         return result;
     }
-    const row *r = row_for(d, bytes);
+    const row *r = row_for(d, q->bytes);
     plan.choice.algorithm = forced == ONEHOP_ALGORITHM_AUTO ? r->algorithm : forced;
     const bool known = (unsigned)plan.choice.algorithm <= ONEHOP_LOCAL_COPY;
-    plan.kernel = known ? d->kernels[plan.choice.algorithm][dtype] : -1;
+    plan.kernel = known ? d->kernels[plan.choice.algorithm][q->dtype] : -1;
     if (plan.kernel < 0)
         return oh_error(
             ONEHOP_ERR_ALGORITHM, "%s (%d) is not available on the %s device for %s, world size %d",
             onehop_algorithm_name(forced), (int)forced,
-            d->kind == ONEHOP_DEVICE_CUDA ? "cuda" : "host", onehop_dtype_name(dtype), d->world);
-    if (is_pull(plan.choice.algorithm)) plan.choice.source = ONEHOP_SOURCE_WORKSPACE;
-    result = check_source(&plan.choice, call);
+            d->kind == ONEHOP_DEVICE_CUDA ? "cuda" : "host", onehop_dtype_name(q->dtype), d->world);
+    result = choose_source(q, &plan.choice);
     if (result) return result;
-    const uint32_t bound = d->bounds[plan.choice.algorithm][dtype];
-    result = choose_grid(d, call, r, bound, &plan.choice);
+    const uint32_t bound = d->bounds[plan.choice.algorithm][q->dtype];
+    result = choose_grid(d, q->call, r, bound, &plan.choice);
     if (result) return result;
-    plan.chunk_bytes = chunk_bytes_for(d, plan.choice.algorithm, bytes);
-    plan.choice.chunks = (uint32_t)((bytes + plan.chunk_bytes - 1) / plan.chunk_bytes);
+    plan.chunk_bytes = chunk_bytes_for(d, plan.choice.algorithm, q->bytes);
+    plan.choice.chunks = (uint32_t)((q->bytes + plan.chunk_bytes - 1) / plan.chunk_bytes);
     *plan_out = plan;
     return ONEHOP_OK;
 }

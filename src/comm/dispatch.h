@@ -20,15 +20,22 @@ typedef struct oh_dispatch {
 
 void oh_dispatch_init(oh_dispatch *d, onehop_device_kind kind, int world, const oh_planes *planes);
 
+/* What is asked: all that a choice depends on. Equal on all ranks. */
+typedef struct oh_question {
+    size_t bytes; /* > 0 */
+    onehop_dtype dtype;
+    onehop_mode mode; /* GRAPH: the call can take a row of the table of captured inputs */
+    bool in_place;
+    const onehop_call *call; /* NULL, or with zero fields: onehop chooses */
+} oh_question;
+
 typedef struct oh_plan {
     onehop_choice choice;
     int kernel;         /* index in oh_kernel_list; -1 for a local copy */
     size_t chunk_bytes; /* pieces the message goes in */
 } oh_plan;
 
-/* Fills plan_out for a message of `bytes` > 0. `call` may be NULL or have zero fields. Errors:
- * ALGORITHM. */
-onehop_result oh_dispatch_choose(const oh_dispatch *d, size_t bytes, onehop_dtype dtype,
-                                 const onehop_call *call, oh_plan *plan_out);
+/* Errors: ALGORITHM. */
+onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_plan *plan_out);
 
 #endif

@@ -22,6 +22,7 @@ static uint32_t hash_of(const oh_request *q, const oh_plan *plan) {
                    (uint64_t)c->source);
     h = mix(h, (uint64_t)c->blocks << 32 | c->threads);
     h = mix(h, plan->chunk_bytes);
+    if (c->source == ONEHOP_SOURCE_GRAPH) h = mix(h, q->in == q->out);
     return (uint32_t)(h >> 32);
 }
 
@@ -58,11 +59,9 @@ static onehop_result copy_alone(onehop_comm *comm, const oh_request *q, const oh
 }
 
 onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_plan *plan,
-                             bool *captured_out) {
-    oh_stream_info info = {0, false, 0};
+                             const oh_stream_info *info) {
     if (plan->kernel < 0) return copy_alone(comm, q, plan);
-    onehop_result result = comm->device->ops->stream_info(comm->device, q->stream, &info);
-    if (!result) result = order_streams(comm, q->stream, &info);
+    onehop_result result = order_streams(comm, q->stream, info);
     if (result) return result;
     oh_args args = comm->args;
     args.in = (uintptr_t)q->in;
@@ -76,13 +75,16 @@ onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_pl
     args.whole = (args.in | args.out) % OH_UNIT_BYTES ? 0 : (uint32_t)(first / OH_UNIT_BYTES);
     args.hash = hash_of(q, plan);
     args.dtype = (uint32_t)q->dtype;
+    if (plan->choice.source == ONEHOP_SOURCE_GRAPH) {
+        args.row = comm->args.local + comm->args.planes.rows + q->row * sizeof(oh_row);
+        args.tag = comm->row_tags[q->row];
+    }
     const oh_launch launch = {
         &comm->functions[plan->kernel], &args,    sizeof args, plan->choice.blocks,
         plan->choice.threads,           q->stream};
     result = comm->device->ops->launch(comm->device, &launch);
     if (result) return result;
     count_call(comm, plan, bytes);
-    if (captured_out) *captured_out = info.capturing;
     /* A host call on no stream has run to its end by now, and has failed only if it has left a
      * record: that a peer was seen to leave just after it, from another thread, is for the next
      * call. */

@@ -1,12 +1,13 @@
 /* The table of captured inputs: rows taken during capture, filled after it, recycled when no graph
- * can run that uses them. All ranks take rows in the same order and so get the same numbers. */
+ * can run that uses them. Each taking gives a row a new tag, which the captured call carries: a
+ * graph that outlives its row finds a wrong one. */
 #include "comm/comm.h"
 
 #include <string.h>
 
 static onehop_result check_row(const onehop_comm *comm, uint32_t row, const char *call) {
     if (!comm) return oh_error(ONEHOP_ERR_NULL, "%s: comm is NULL", call);
-    if (row >= comm->stats.rows_total || !comm->row_used[row])
+    if (row >= comm->stats.rows_total || !comm->row_tags[row])
         return oh_error(ONEHOP_ERR_ARGUMENT, "%s: row %u is not taken", call, row);
     return ONEHOP_OK;
 }
@@ -20,8 +21,9 @@ onehop_result onehop_comm_row_take(onehop_comm *comm, uint32_t *row_out) {
     if (!comm || !row_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_comm_row_take: a pointer is NULL");
     for (uint32_t row = 0; row < comm->stats.rows_total; row++) {
-        if (comm->row_used[row]) continue;
-        comm->row_used[row] = 1;
+        if (comm->row_tags[row]) continue;
+        if (++comm->last_tag == 0) comm->last_tag = 1;
+        comm->row_tags[row] = comm->last_tag;
         comm->rows_used++;
         *row_out = row;
         return ONEHOP_OK;
@@ -37,9 +39,14 @@ onehop_result onehop_comm_row_fill(onehop_comm *comm, uint32_t row, const void *
     if (result) return result;
     oh_row value;
     memset(&value, 0, sizeof value);
-    value.tag = row + 1;
+    value.tag = comm->row_tags[row];
     value.mode = in ? OH_ROW_DIRECT : OH_ROW_STAGED;
     for (int r = 0; in && r < comm->world; r++) {
+        if ((uintptr_t)in[r] % OH_UNIT_BYTES || (out && (uintptr_t)out[r] % OH_UNIT_BYTES))
+            return oh_error(ONEHOP_ERR_ALIGNMENT,
+                            "onehop_comm_row_fill: in at %p, out at %p of rank %d, expected "
+                            "addresses aligned to %d",
+                            in[r], out ? out[r] : NULL, r, OH_UNIT_BYTES);
         value.in[r] = (uintptr_t)in[r];
         value.out[r] = out ? (uintptr_t)out[r] : 0;
     }
@@ -53,7 +60,7 @@ onehop_result onehop_comm_row_release(onehop_comm *comm, uint32_t row) {
     memset(&empty, 0, sizeof empty);
     result = write_row(comm, row, &empty);
     if (result) return result;
-    comm->row_used[row] = 0;
+    comm->row_tags[row] = 0;
     comm->rows_used--;
     return ONEHOP_OK;
 }

@@ -111,7 +111,7 @@ typedef struct oh_host_page {
     oh_record record;
 } oh_host_page;
 
-/* A row of the table of captured inputs. */
+/* A row of the table of captured inputs. All ranks fill the row of a call with the same mode. */
 typedef struct oh_row {
     oh_u32 tag;  /* 0: not filled; else the number the captured call expects */
     oh_u32 mode; /* OH_ROW_* */
@@ -120,8 +120,8 @@ typedef struct oh_row {
     oh_u64 unused[3];
 } oh_row;
 
-#define OH_ROW_STAGED 1
-#define OH_ROW_DIRECT 2
+#define OH_ROW_STAGED 1 /* the call stages its input as if it had no row */
+#define OH_ROW_DIRECT 2 /* all addresses are aligned to 16 bytes */
 
 /* Offsets in a slab and in local memory, with the sizes they follow from. */
 typedef struct oh_planes {

@@ -43,10 +43,13 @@ typedef struct oh_args {
     oh_u64 host;        /* oh_host_page */
     oh_u64 host_poll;   /* host device: oh_host_poll and its argument, or 0 */
     oh_u64 host_poll_argument;
+    oh_u64 row; /* oh_row with the captured addresses; 0: none, the workspace serves */
+    oh_u32 tag; /* that the row must have */
+    oh_u32 unused;
 } oh_args;
 
 OH_STATIC_ASSERT(sizeof(oh_planes) == 72, planes);
-OH_STATIC_ASSERT(sizeof(oh_args) == 544, args);
+OH_STATIC_ASSERT(sizeof(oh_args) == 560, args);
 OH_STATIC_ASSERT(sizeof(oh_signature_line) == 128, line);
 OH_STATIC_ASSERT(sizeof(oh_control) == 4096 + 128 + 128 + 64, control);
 OH_STATIC_ASSERT(sizeof(oh_local) == OH_LOCAL_EPOCHS + 8, local);

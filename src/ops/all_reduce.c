@@ -52,18 +52,36 @@ static onehop_result check_call(const onehop_call *call, onehop_call *known) {
     return oh_config_copy(known, sizeof *known, call, "onehop_call");
 }
 
+/* The row of a call over source GRAPH: named by the caller of a communicator, else taken here and
+ * filled at the end of the capture. */
+static onehop_result choose_row(onehop_comm *comm, const onehop_t *ctx, oh_request *q) {
+    if (ctx) return onehop_comm_row_take(comm, &q->row);
+    q->row = q->call->row;
+    if (q->row < comm->stats.rows_total && comm->row_tags[q->row]) return ONEHOP_OK;
+    return oh_error(ONEHOP_ERR_ARGUMENT, "all_reduce: row %u of the call is not taken", q->row);
+}
+
 /* Chooses and launches; the context, if there is one, notes captured calls. */
-static onehop_result run(onehop_comm *comm, onehop_t *ctx, const oh_request *q) {
+static onehop_result run(onehop_comm *comm, onehop_t *ctx, oh_request *q) {
     oh_plan plan;
-    bool captured = false;
+    oh_stream_info info = {0, false, 0};
     onehop_result result = check_memory(q);
     if (!result) result = check_stream(comm, ctx, q->stream);
     if (!result) result = oh_comm_check(comm);
-    if (!result)
-        result = oh_dispatch_choose(&comm->dispatch, q->count * onehop_dtype_bytes(q->dtype),
-                                    q->dtype, q->call, &plan);
-    if (!result) result = oh_comm_launch(comm, q, &plan, &captured);
-    if (!result && captured && ctx && ctx->capturing) result = oh_capture_note(ctx, q, &plan);
+    if (!result) result = comm->device->ops->stream_info(comm->device, q->stream, &info);
+    if (result) return result;
+    const bool noted = ctx && ctx->capturing && info.capturing;
+    const bool named = !ctx && q->call && q->call->source == ONEHOP_SOURCE_GRAPH;
+    const oh_question question = {q->count * onehop_dtype_bytes(q->dtype), q->dtype,
+                                  noted || named ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER,
+                                  q->in == q->out, q->call};
+    result = oh_dispatch_choose(&comm->dispatch, &question, &plan);
+    if (!result && plan.choice.source == ONEHOP_SOURCE_GRAPH) result = choose_row(comm, ctx, q);
+    if (result) return result;
+    result = oh_comm_launch(comm, q, &plan, &info);
+    if (result && ctx && plan.choice.source == ONEHOP_SOURCE_GRAPH)
+        (void)onehop_comm_row_release(comm, q->row);
+    if (!result && noted) result = oh_capture_note(ctx, q, &plan);
     return result;
 }
 
@@ -75,7 +93,7 @@ onehop_result onehop_comm_all_reduce(onehop_comm *comm, const void *in, void *ou
     onehop_result result = check_type(dtype, op);
     if (!result && call) result = check_call(call, &known);
     if (result || count == 0) return result;
-    const oh_request q = {in, out, count, dtype, op, call ? &known : NULL, stream};
+    oh_request q = {in, out, count, dtype, op, call ? &known : NULL, stream, 0};
     return run(comm, NULL, &q);
 }
 
@@ -84,7 +102,8 @@ static onehop_result copy_alone(onehop_t *ctx, const oh_request *q) {
     oh_plan plan;
     onehop_result result = check_memory(q);
     const size_t bytes = q->count * onehop_dtype_bytes(q->dtype);
-    if (!result) result = oh_dispatch_choose(&ctx->dispatch, bytes, q->dtype, q->call, &plan);
+    const oh_question question = {bytes, q->dtype, ONEHOP_MODE_EAGER, q->in == q->out, q->call};
+    if (!result) result = oh_dispatch_choose(&ctx->dispatch, &question, &plan);
     if (!result && q->in != q->out)
         result = ctx->device->ops->copy_on_stream(ctx->device, q->out, q->in, bytes, q->stream);
     if (result) return result;
@@ -94,7 +113,7 @@ static onehop_result copy_alone(onehop_t *ctx, const oh_request *q) {
     return ONEHOP_OK;
 }
 
-static onehop_result all_reduce(onehop_t *ctx, const oh_request *q) {
+static onehop_result all_reduce(onehop_t *ctx, oh_request *q) {
     onehop_result result = check_type(q->dtype, q->op);
     if (result || q->count == 0) return result;
     return ctx->comm ? run(ctx->comm, ctx, q) : copy_alone(ctx, q);
@@ -102,7 +121,7 @@ static onehop_result all_reduce(onehop_t *ctx, const oh_request *q) {
 
 onehop_result onehop_all_reduce(onehop_t *context, const void *in, void *out, size_t count,
                                 onehop_dtype dtype, onehop_op op, onehop_stream_t stream) {
-    const oh_request q = {in, out, count, dtype, op, NULL, stream};
+    oh_request q = {in, out, count, dtype, op, NULL, stream, 0};
     if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_all_reduce: context is NULL");
     return all_reduce(context, &q);
 }
@@ -115,7 +134,7 @@ onehop_result onehop_all_reduce_with(onehop_t *context, const void *in, void *ou
         return oh_error(ONEHOP_ERR_NULL, "onehop_all_reduce_with: %s is NULL",
                         context ? "call" : "context");
     onehop_result result = check_call(call, &known);
-    const oh_request q = {in, out, count, dtype, op, &known, stream};
+    oh_request q = {in, out, count, dtype, op, &known, stream, 0};
     return result ? result : all_reduce(context, &q);
 }
 
@@ -138,8 +157,8 @@ onehop_result onehop_would_use(const onehop_t *context, size_t bytes, onehop_dty
     if (bytes > MOST_BYTES)
         return oh_error(ONEHOP_ERR_TOO_LARGE, "onehop_would_use: %zu bytes, expected at most 2^40",
                         bytes);
-    (void)in_place; /* no algorithm of this version depends on it */
-    result = oh_dispatch_choose(&context->dispatch, bytes, dtype, NULL, &plan);
+    const oh_question question = {bytes, dtype, mode, in_place != 0, NULL};
+    result = oh_dispatch_choose(&context->dispatch, &question, &plan);
     if (!result) *choice_out = plan.choice;
     return result;
 }

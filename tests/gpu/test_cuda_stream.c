@@ -223,10 +223,9 @@ static void retain_graph(void) {
     _Atomic int gone[2] = {0, 0};
     void *memory;
     OK(ops->local_alloc(device, 4096, &memory));
+    DRIVER(gpu.cuCtxSetCurrent(oh_cuda_of(device)->context));
     for (int i = 0; i < 2; i++) {
-        DRIVER(gpu.cuCtxSetCurrent(oh_cuda_of(device)->context));
         DRIVER(gpu.cuStreamBeginCapture_v2(a, GPU_CAPTURE_GLOBAL));
-        DRIVER(gpu.cuCtxSetCurrent(NULL));
         OK(ops->stream_info(device, a, &info));
         captures[i] = info.capture;
         OK(ops->graph_retain(device, a, count_gone, &gone[0]));
@@ -246,6 +245,7 @@ static void retain_graph(void) {
     CHECK(captures[0] != 0 && captures[1] != 0 && captures[0] != captures[1]);
     EXPECT(ONEHOP_ERR_STREAM, ops->graph_retain(device, a, count_gone, &gone[1]));
     expect_gone(&gone[1], 1); /* without a graph, at once */
+    DRIVER(gpu.cuCtxSetCurrent(NULL));
     ops->local_free(device, memory);
     DRIVER(oh_cu.cuStreamDestroy_v2(a));
 }
