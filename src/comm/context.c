@@ -1,11 +1,12 @@
 /* Creating, asking and destroying contexts. */
-#include "comm/context.h"
+#include "comm/registration.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 static void release(onehop_t *ctx) {
+    oh_batch_drop_all(ctx);
     onehop_comm_destroy(ctx->comm);
     if (ctx->device) {
         const oh_device_ops *ops = ctx->device->ops;
