@@ -357,6 +357,45 @@ static void recycling(onehop_t *context, int rank, int world, void *argument) {
     (void)world;
 }
 
+/* A graph that outlives a row of one rank, which is empty then or belongs to another call: an error
+ * on all ranks, and no access by addresses that may be gone. */
+static void stale(bool taken_again) {
+    onehop_t *contexts[2];
+    onehop_stream_t streams[2];
+    onehop_host_graph *graphs[2];
+    memory *m[2];
+    onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
+    config.device.kind = ONEHOP_DEVICE_HOST;
+    config.timeout_ms = 20000;
+    CHECK_OK(onehop_create_all(&config, 2, NULL, contexts));
+    CHECK_OK(onehop_capture_begin_all(contexts, 2));
+    for (int r = 0; r < 2; r++) {
+        m[r] = memory_make();
+        fill_inputs(m[r], r, 0);
+        CHECK_OK(onehop_host_stream_create(&streams[r]));
+        graphs[r] = record(contexts[r], m[r], streams[r]);
+    }
+    CHECK_OK(onehop_capture_end_all(contexts, 2));
+    const void *in[2] = {slot_of(m[0], SHARED, 0), slot_of(m[1], SHARED, 0)};
+    void *out[2] = {slot_of(m[0], SHARED, 1), slot_of(m[1], SHARED, 1)};
+    uint32_t row = 99;
+    CHECK_OK(onehop_comm_row_release(contexts[1]->comm, 0));
+    if (taken_again) {
+        CHECK_OK(onehop_comm_row_take(contexts[1]->comm, &row));
+        CHECK_INT(0, row);
+        CHECK_OK(onehop_comm_row_fill(contexts[1]->comm, row, in, out));
+    }
+    for (int r = 0; r < 2; r++) CHECK_OK(onehop_host_graph_launch(graphs[r], streams[r]));
+    for (int r = 0; r < 2; r++)
+        CHECK_RESULT(ONEHOP_ERR_ROW, onehop_synchronize(contexts[r], streams[r]));
+    for (int r = 0; r < 2; r++) {
+        onehop_host_graph_destroy(graphs[r]);
+        onehop_destroy(contexts[r]);
+        onehop_host_stream_destroy(streams[r]);
+        memory_free(m[r]);
+    }
+}
+
 /* Captures that differ are refused on all ranks; their rows stay empty, and go with the graph. */
 static void unequal(onehop_t *context, int rank, int world, void *argument) {
     memory *m = memory_make();
@@ -576,6 +615,8 @@ int main(void) {
     watchdog(100);
     CHECK(setenv("ONEHOP_LOG", "error", 1) == 0);
     in_one_thread();
+    stale(false);
+    stale(true);
     for (int i = 0; i < 2; i++) {
         ranks_run(layouts[i], 2, NULL, kinds, &layouts[i]);
         ranks_run(layouts[i], 3, NULL, kinds, &layouts[i]);
