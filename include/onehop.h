@@ -546,9 +546,12 @@ ONEHOP_API onehop_result onehop_would_use(const onehop_t *context, size_t bytes,
 /* Capture. Between begin and end, calls whose stream is really being captured register their
  * pointers; end is collective, compares the captured calls of all ranks, exchanges handles and
  * fills the rows. Capture the stream itself with the means of CUDA, or
- * onehop_host_stream_capture_begin. The graphs may be launched after end. Not to be nested. The
- * _all forms serve one thread that drives all `n` ranks of a group. Errors: NULL, STATE; end:
- * MISMATCH (which call differs on which rank), PEER_LOST, MISSING_PEER. Since 0.1. */
+ * onehop_host_stream_capture_begin. The graphs may be launched after end. Memory that pull calls
+ * captured is then read by the peers: it must stay allocated until the graphs of all ranks are
+ * destroyed; the peers unmap it at their next begin or destroy. Memory of a kind that cannot be
+ * shared, or not aligned to 16 bytes, costs a copy and is no error. Not to be nested. The _all
+ * forms serve one thread that drives all `n` ranks of a group. Errors: NULL, STATE; end: MISMATCH
+ * (which call differs on which rank), PEER_LOST, MISSING_PEER, MEMORY, DRIVER. Since 0.1. */
 ONEHOP_API onehop_result onehop_capture_begin(onehop_t *context);
 ONEHOP_API onehop_result onehop_capture_end(onehop_t *context);
 ONEHOP_API onehop_result onehop_capture_begin_all(onehop_t *const *contexts, int n);

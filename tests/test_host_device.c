@@ -2,7 +2,7 @@
  * The host device: which device is opened, shareable memory (one mapping within a process, import
  * by another one, what is refused, nothing left behind) and the running of a kernel in the calling
  * thread. */
-#include "device/mem_registry.h"
+#include "device/device.h"
 
 #include "harness.h"
 
@@ -143,9 +143,9 @@ typedef union fd_message {
     char bytes[CMSG_SPACE(sizeof(int))];
 } fd_message;
 
-static void send_memory(int socket, const oh_mem_handle *handle, int fd) {
+static void send_bytes(int socket, const void *bytes, size_t size, int fd) {
     fd_message control = {.bytes = {0}};
-    struct iovec part = {(void *)(uintptr_t)handle, sizeof *handle};
+    struct iovec part = {(void *)(uintptr_t)bytes, size};
     struct msghdr message = {0};
     message.msg_iov = &part;
     message.msg_iovlen = 1;
@@ -156,19 +156,19 @@ static void send_memory(int socket, const oh_mem_handle *handle, int fd) {
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(sizeof fd);
     memcpy(CMSG_DATA(header), &fd, sizeof fd);
-    CHECK(sendmsg(socket, &message, 0) == (ssize_t)sizeof *handle);
+    CHECK(sendmsg(socket, &message, 0) == (ssize_t)size);
 }
 
-static int receive_memory(int socket, oh_mem_handle *handle) {
+static int receive_bytes(int socket, void *bytes, size_t size) {
     fd_message control;
-    struct iovec part = {handle, sizeof *handle};
+    struct iovec part = {bytes, size};
     struct msghdr message = {0};
     int fd = -1;
     message.msg_iov = &part;
     message.msg_iovlen = 1;
     message.msg_control = &control;
     message.msg_controllen = sizeof control;
-    CHECK(recvmsg(socket, &message, MSG_CMSG_CLOEXEC) == (ssize_t)sizeof *handle);
+    CHECK(recvmsg(socket, &message, MSG_CMSG_CLOEXEC) == (ssize_t)size);
     struct cmsghdr *header = CMSG_FIRSTHDR(&message);
     CHECK(header != NULL && header->cmsg_type == SCM_RIGHTS);
     memcpy(&fd, CMSG_DATA(header), sizeof fd);
@@ -183,7 +183,7 @@ static void read_and_answer(int rank, int world_size, void *argument) {
     char byte = 1;
     (void)rank;
     (void)world_size;
-    int fd = receive_memory(socket, &handle);
+    int fd = receive_bytes(socket, &handle, sizeof handle);
     CHECK_OK(host->ops->mem_import(host, &handle, fd, &memory));
     close(fd);
     CHECK_RESULT(ONEHOP_ERR_ARGUMENT, host->ops->mem_export(host, &memory, &again, &fd));
@@ -204,7 +204,7 @@ static void test_other_process(void) {
     CHECK_OK(host->ops->mem_create(host, 1 << 20, 0, &memory));
     strcpy(memory.ptr, "from the parent");
     CHECK_OK(host->ops->mem_export(host, &memory, &handle, &fd));
-    send_memory(sockets[0], &handle, fd);
+    send_bytes(sockets[0], &handle, sizeof handle, fd);
     close(fd);
     CHECK(read(sockets[0], &byte, 1) == 1);
     CHECK(strcmp((char *)memory.ptr + (1 << 19), "from the child") == 0);
@@ -213,15 +213,25 @@ static void test_other_process(void) {
     host->ops->mem_release(host, &memory);
 }
 
-/* Mappings of memfds: the only ones that are ours. */
-static int count_mappings(void) {
+/* Mappings whose line contains `text`. */
+static int count_lines_with(const char *text) {
     char line[512];
     int count = 0;
     FILE *file = fopen("/proc/self/maps", "re");
     CHECK(file != NULL);
-    while (fgets(line, sizeof line, file) != NULL) count += strstr(line, "memfd:onehop") != NULL;
+    while (fgets(line, sizeof line, file) != NULL) count += strstr(line, text) != NULL;
     fclose(file);
     return count;
+}
+
+/* Mappings of our memfds. */
+static int count_mappings(void) {
+    return count_lines_with("memfd:onehop");
+}
+
+/* Mappings of anybody's memfds. */
+static int count_lines(void) {
+    return count_lines_with("/memfd:");
 }
 
 static void test_no_leaks(void) {
@@ -290,51 +300,226 @@ static void test_plain_memory(void) {
 static void test_public_memory(void) {
     onehop_device device = {ONEHOP_DEVICE_HOST, 0};
     void *ptr = NULL, *second = NULL;
-    oh_device *owner = NULL;
     CHECK_RESULT(ONEHOP_ERR_NULL, onehop_mem_alloc(device, 100, NULL));
     CHECK(onehop_mem_alloc(device, 0, &ptr) == ONEHOP_ERR_ARGUMENT && ptr == NULL);
     CHECK_OK(onehop_mem_alloc(device, 10000, &ptr));
     CHECK_OK(onehop_mem_alloc(device, 100, &second));
-    const oh_mem *found = oh_mem_find((char *)ptr + 5000, 5000, &owner);
-    CHECK(found != NULL && found->ptr == ptr && owner->ops->kind == ONEHOP_DEVICE_HOST);
-    CHECK(oh_mem_find(ptr, 12288, NULL) == found); /* the rounded size */
-    CHECK(oh_mem_find(ptr, 12289, NULL) == NULL);
-    CHECK(oh_mem_find((char *)ptr + 5000, SIZE_MAX, NULL) == NULL);
-    CHECK(oh_mem_find((char *)ptr - 1, 2, NULL) == NULL && oh_mem_find(&device, 1, NULL) == NULL);
+    CHECK(count_mappings() == 2);
     onehop_mem_free(ptr);
-    CHECK(oh_mem_find(ptr, 1, NULL) == NULL && oh_mem_find(second, 1, NULL) != NULL);
+    CHECK(count_mappings() == 1);
     onehop_mem_free(second);
     onehop_mem_free(NULL);
     CHECK(count_mappings() == 0);
 }
 
-/* Memory of onehop_mem_alloc can be given away, from any pointer into it; nothing else can. */
-static void test_foreign(void) {
-    onehop_device device = {ONEHOP_DEVICE_HOST, 0};
-    oh_mem_handle handle = {.kind = 99};
-    oh_mem shared;
-    uint64_t offset = 99;
+/* ---- memory that somebody else allocated ------------------------------------------------------ */
+
+enum {
+    PAGE = 4096,
+    FILES = 3, /* of several files side by side */
+    ALL_KINDS = OH_HANDLE_FD | OH_HANDLE_FABRIC | OH_HANDLE_IPC
+};
+
+static oh_mem_handle *find_pieces(const oh_range *ranges, size_t range_count, uint32_t kinds,
+                                  size_t expected) {
+    oh_mem_handle *pieces = NULL;
+    size_t count = 0;
+    CHECK_OK(host->ops->foreign_find(host, ranges, range_count, kinds, &pieces, &count));
+    CHECK_INT(expected, count);
+    return pieces;
+}
+
+static oh_range range_at(const void *ptr, size_t bytes) {
+    const oh_range range = {(uintptr_t)ptr, bytes};
+    return range;
+}
+
+/* `pages` of a file from its second page on, at `at`; *fd_out is the file's. */
+static void map_file_at(char *at, size_t pages, int *fd_out) {
+    const int flags = MAP_SHARED | MAP_FIXED;
+    *fd_out = memfd_create("test\nwith a strange name", MFD_CLOEXEC);
+    CHECK(*fd_out >= 0 && ftruncate(*fd_out, (off_t)((pages + 1) * PAGE)) == 0);
+    CHECK(mmap(at, pages * PAGE, PROT_READ | PROT_WRITE, flags, *fd_out, PAGE) == at);
+}
+
+/* FILES files side by side, pages 1, 2, 3 long, with a page of nothing before and after. */
+static char *make_files(int *fds) {
+    char *at = mmap(NULL, 8 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(at != MAP_FAILED);
+    char *start = at + PAGE;
+    for (size_t i = 0, page = 0; i < FILES; page += ++i)
+        map_file_at(start + page * PAGE, i + 1, &fds[i]);
+    return start;
+}
+
+static void drop_files(char *start, const int *fds) {
+    CHECK(munmap(start - PAGE, 8 * PAGE) == 0);
+    for (size_t i = 0; i < FILES; i++) close(fds[i]);
+}
+
+/* Pieces come in order and once, whatever the ranges; a range may begin and end anywhere. */
+static void test_foreign_find(void) {
+    int fds[FILES];
+    char *start = make_files(fds), *heap = malloc(100);
+    const oh_range ranges[] = {
+        range_at(start + 8, 16),           range_at(start + 8, 16),
+        range_at(start + 100, 2 * PAGE),   range_at(start + 3000, 8),
+        range_at(start + 3 * PAGE + 5, 1), range_at(start + 6 * PAGE - 1, 1)};
+    oh_mem_handle *pieces = find_pieces(ranges, OH_LENGTH(ranges), ALL_KINDS, FILES);
+    for (size_t i = 0, page = 0; i < FILES; page += ++i) {
+        CHECK(pieces[i].kind == OH_HANDLE_FD && pieces[i].bytes == (i + 1) * PAGE);
+        CHECK(pieces[i].base == (uintptr_t)start + page * PAGE);
+        CHECK(i == 0 || oh_foreign_joins(&pieces[i - 1], &pieces[i]));
+        CHECK(!oh_foreign_joins(&pieces[i], &pieces[i]));
+    }
+    free(pieces);
+
+    /* What cannot be mapped by others is told apart, and says what it is. */
+    const oh_range part[] = {range_at(start + 5 * PAGE, 2 * PAGE)};
+    pieces = find_pieces(part, 1, ALL_KINDS, 2);
+    CHECK(pieces[0].kind == OH_HANDLE_FD && pieces[1].kind == OH_HANDLE_NONE);
+    CHECK_CONTAINS("private", (char *)pieces[1].data);
+    CHECK(!oh_foreign_joins(&pieces[0], &pieces[1]));
+    free(pieces);
+    const oh_range elsewhere[] = {range_at((void *)(uintptr_t)PAGE, 10), range_at(heap, 100)};
+    pieces = find_pieces(&elsewhere[0], 1, ALL_KINDS, 1);
+    CHECK_CONTAINS("not mapped", (char *)pieces[0].data);
+    CHECK(pieces[0].base == PAGE && pieces[0].bytes == 10);
+    free(pieces);
+    pieces = find_pieces(&elsewhere[1], 1, ALL_KINDS, 1);
+    CHECK(pieces[0].kind == OH_HANDLE_NONE && pieces[0].base <= (uintptr_t)heap);
+    free(pieces);
+    pieces = find_pieces(ranges, 1, OH_HANDLE_FABRIC, 1);
+    CHECK_CONTAINS("descriptors cannot be passed", (char *)pieces[0].data);
+    free(pieces);
+    CHECK(mprotect(start, PAGE, PROT_READ) == 0);
+    pieces = find_pieces(ranges, 1, ALL_KINDS, 1);
+    CHECK_CONTAINS("reading and writing", (char *)pieces[0].data);
+    free(pieces);
+    CHECK(mprotect(start, PAGE, PROT_READ | PROT_WRITE) == 0);
+
+    /* The descriptor must be there when it is wanted, and be the one of this file. */
     int fd = -1;
-    char *ptr = NULL, stack[64];
-    CHECK_OK(onehop_mem_alloc(device, 10000, (void **)&ptr));
-    static const size_t bad[] = {0, 12288 - 5000 + 1, SIZE_MAX};
-    for (size_t i = 0; i < OH_LENGTH(bad); i++)
-        CHECK_RESULT(ONEHOP_ERR_ARGUMENT,
-                     host->ops->foreign_export(host, ptr + 5000, bad[i], &handle, &offset, &fd));
-    CHECK_RESULT(ONEHOP_ERR_UNSUPPORTED,
-                 host->ops->foreign_export(host, stack, sizeof stack, &handle, &offset, &fd));
-    CHECK_CONTAINS("onehop_mem_alloc", onehop_last_error());
-    CHECK(handle.kind == 99 && offset == 99 && fd == -1);
-    CHECK_OK(host->ops->foreign_export(host, ptr + 5000, 5000, &handle, &offset, &fd));
-    CHECK(handle.kind == OH_HANDLE_FD && handle.bytes == 12288 && offset == 5000);
-    CHECK_OK(host->ops->mem_import(host, &handle, fd, &shared));
-    CHECK(shared.ptr == ptr);
+    pieces = find_pieces(ranges, 1, ALL_KINDS, 1);
+    CHECK_OK(host->ops->foreign_descriptor(host, pieces, &fd));
+    CHECK((fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
     close(fd);
-    onehop_mem_free(ptr); /* whoever has it mapped keeps it */
-    memset(shared.ptr, 7, shared.bytes);
-    host->ops->mem_release(host, &shared);
-    CHECK_RESULT(ONEHOP_ERR_UNSUPPORTED,
-                 host->ops->foreign_export(host, ptr, 1, &handle, &offset, &fd));
+    CHECK(dup2(fds[1], fds[0]) == fds[0]);
+    CHECK_RESULT(ONEHOP_ERR_SYSTEM, host->ops->foreign_descriptor(host, pieces, &fd));
+    free(pieces);
+    pieces = find_pieces(ranges, 1, ALL_KINDS, 1);
+    CHECK_CONTAINS("without an open descriptor", (char *)pieces[0].data);
+    free(pieces);
+    free(heap);
+    drop_files(start, fds);
+}
+
+/* What a peer sends of its memory. */
+typedef struct parcel {
+    oh_mem_handle piece;
+    uint64_t span_bytes, offset;
+} parcel;
+
+static void refuse_map(const parcel *p, int fd, onehop_result expected) {
+    oh_mem span = {NULL, 0, NULL};
+    CHECK_RESULT(expected,
+                 host->ops->foreign_map(host, &p->piece, fd, p->span_bytes, p->offset, &span));
+    CHECK(span.ptr == NULL);
+}
+
+static void refuse_damaged(const parcel *good, int fd) {
+    parcel bad = *good;
+    int other = memfd_create("other", MFD_CLOEXEC);
+    CHECK(other >= 0 && ftruncate(other, 16 * PAGE) == 0);
+    refuse_map(good, other, ONEHOP_ERR_ARGUMENT);
+    refuse_map(good, -1, ONEHOP_ERR_ARGUMENT);
+    close(other);
+    bad.piece.kind = OH_HANDLE_NONE;
+    refuse_map(&bad, fd, ONEHOP_ERR_UNSUPPORTED);
+    bad.piece = good->piece;
+    bad.piece.data[0] ^= 1;
+    refuse_map(&bad, fd, ONEHOP_ERR_ARGUMENT);
+    bad.piece = good->piece;
+    bad.piece.bytes = bad.span_bytes = 64 * PAGE; /* longer than the file */
+    refuse_map(&bad, fd, ONEHOP_ERR_ARGUMENT);
+    bad.span_bytes = good->piece.bytes;
+    refuse_map(&bad, fd, ONEHOP_ERR_ARGUMENT);
+    bad = *good;
+    bad.offset = UINT64_MAX;
+    refuse_map(&bad, fd, ONEHOP_ERR_ARGUMENT);
+}
+
+/* The child lays the pieces side by side, reads across their borders and answers there. */
+static void map_and_answer(int rank, int world_size, void *argument) {
+    const int socket = *(int *)argument;
+    const int before = count_fds(), mappings_before = count_lines();
+    oh_mem span = {NULL, 0, NULL};
+    char byte = 1;
+    (void)rank;
+    (void)world_size;
+    for (size_t i = 0; i < FILES; i++) {
+        parcel p;
+        int fd = receive_bytes(socket, &p, sizeof p);
+        if (i == 0) refuse_damaged(&p, fd);
+        CHECK_OK(host->ops->foreign_map(host, &p.piece, fd, p.span_bytes, p.offset, &span));
+        close(fd);
+    }
+    CHECK(span.bytes == 6 * PAGE);
+    for (size_t i = 0; i < 6 * PAGE; i++) CHECK(((char *)span.ptr)[i] == (char)(i * 7 / 5));
+    for (size_t i = 0; i < 6 * PAGE; i++) ((char *)span.ptr)[i] = (char)(i * 3 / 2);
+    CHECK(write(socket, &byte, 1) == 1);
+    host->ops->mem_release(host, &span);
+    CHECK(span.ptr == NULL && count_fds() == before && count_lines() == mappings_before);
+}
+
+static void test_foreign_map(void) {
+    int sockets[2], fds[FILES];
+    char byte, *start = make_files(fds);
+    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) == 0);
+    const oh_range range = range_at(start, 6 * PAGE);
+    oh_mem_handle *pieces = find_pieces(&range, 1, ALL_KINDS, FILES);
+    pid_t process = start_rank(map_and_answer, 1, 2, &sockets[1]);
+    close(sockets[1]);
+    for (size_t i = 0; i < 6 * PAGE; i++) start[i] = (char)(i * 7 / 5);
+    for (size_t i = 0; i < FILES; i++) {
+        const parcel p = {pieces[i], 6 * PAGE, pieces[i].base - (uintptr_t)start};
+        int fd = -1;
+        CHECK_OK(host->ops->foreign_descriptor(host, &pieces[i], &fd));
+        send_bytes(sockets[0], &p, sizeof p, fd);
+        close(fd);
+    }
+    CHECK(read(sockets[0], &byte, 1) == 1);
+    for (size_t i = 0; i < 6 * PAGE; i++) CHECK(start[i] == (char)(i * 3 / 2));
+    CHECK_INT(0, wait_rank(process));
+    close(sockets[0]);
+    free(pieces);
+    drop_files(start, fds);
+}
+
+/* Ranks of one process share the pointer, whatever memory it is; a fork ends that. */
+static void refuse_after_fork(int rank, int world_size, void *argument) {
+    const parcel p = {*(const oh_mem_handle *)argument, PAGE, 0};
+    (void)rank;
+    (void)world_size;
+    refuse_map(&p, -1, ONEHOP_ERR_ARGUMENT);
+}
+
+static void test_foreign_in_process(void) {
+    char stack[64], *ptr = NULL;
+    onehop_device device = {ONEHOP_DEVICE_HOST, 0};
+    CHECK_OK(onehop_mem_alloc(device, PAGE, (void **)&ptr));
+    const oh_range ranges[2] = {range_at(ptr + 100, 64), range_at(stack, sizeof stack)};
+    for (size_t i = 0; i < 2; i++) {
+        oh_mem span = {NULL, 0, NULL};
+        oh_mem_handle *piece = find_pieces(&ranges[i], 1, ALL_KINDS, 1);
+        CHECK(piece->kind == (i == 0 ? OH_HANDLE_FD : OH_HANDLE_NONE));
+        CHECK_OK(host->ops->foreign_map(host, piece, -1, piece->bytes, 0, &span));
+        CHECK((uintptr_t)span.ptr == piece->base && span.owner == NULL);
+        host->ops->mem_release(host, &span);
+        if (i == 0) CHECK_INT(0, wait_rank(start_rank(refuse_after_fork, 1, 2, piece)));
+        free(piece);
+    }
+    onehop_mem_free(ptr);
     CHECK(count_mappings() == 0);
 }
 
@@ -387,7 +572,9 @@ int main(void) {
     test_threads();
     test_plain_memory();
     test_public_memory();
-    test_foreign();
+    test_foreign_find();
+    test_foreign_map();
+    test_foreign_in_process();
     test_run_lane();
     host->ops->close(host);
     return 0;

@@ -238,6 +238,51 @@ static void test_order_in_capture(void) {
     onehop_host_stream_destroy(second);
 }
 
+static void count_gone(void *argument) {
+    __atomic_add_fetch((int *)argument, 1, __ATOMIC_RELEASE);
+}
+
+static int count_of(const int *gone) {
+    return __atomic_load_n(gone, __ATOMIC_ACQUIRE);
+}
+
+/* Who is tied to a graph hears of its end, once: after the handle and the last queued launch. */
+static void test_graph_retain(void) {
+    onehop_stream_t stream = new_stream(), other = new_stream();
+    onehop_host_graph *graphs[2] = {NULL, NULL};
+    oh_stream_info info;
+    uint64_t value = 0, captures[2];
+    int gone[3] = {0, 0, 0}, opened = 0;
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(onehop_host_stream_capture_begin(stream));
+        CHECK_OK(host->ops->stream_info(host, stream, &info));
+        captures[i] = info.capture;
+        step(stream, &value, 1);
+        CHECK_OK(host->ops->graph_retain(host, stream, count_gone, &gone[i]));
+        if (i == 1) CHECK_OK(host->ops->graph_retain(host, stream, count_gone, &gone[0]));
+        CHECK_OK(onehop_host_stream_capture_end(stream, &graphs[i]));
+        CHECK_OK(host->ops->stream_info(host, stream, &info));
+        CHECK(!info.capturing && info.capture == 0);
+    }
+    CHECK(captures[0] != 0 && captures[1] != 0 && captures[0] != captures[1]);
+    gate(other, &opened);
+    CHECK_OK(onehop_host_graph_launch(graphs[1], other));
+    onehop_host_graph_destroy(graphs[0]);
+    onehop_host_graph_destroy(graphs[1]);
+    CHECK(count_of(&gone[0]) == 1 && count_of(&gone[1]) == 0);
+    open_gate(&opened);
+    onehop_host_stream_destroy(other);
+    CHECK(count_of(&gone[0]) == 2 && count_of(&gone[1]) == 1);
+    /* Without a graph to tie it to, at once. */
+    CHECK_RESULT(ONEHOP_ERR_STREAM, host->ops->graph_retain(host, stream, count_gone, &gone[2]));
+    CHECK_RESULT(ONEHOP_ERR_STREAM, host->ops->graph_retain(host, NULL, count_gone, &gone[2]));
+    CHECK(count_of(&gone[2]) == 2);
+    CHECK_OK(onehop_host_stream_capture_begin(stream)); /* a capture that is dropped */
+    CHECK_OK(host->ops->graph_retain(host, stream, count_gone, &gone[2]));
+    onehop_host_stream_destroy(stream);
+    CHECK(count_of(&gone[2]) == 3);
+}
+
 static void test_misuse(void) {
     onehop_stream_t stream = new_stream(), dead = new_stream();
     onehop_stream_t strangers[3] = {(onehop_stream_t)(uintptr_t)0x10, (onehop_stream_t)&stream,
@@ -320,6 +365,7 @@ int main(void) {
     test_graph();
     test_stream_order();
     test_order_in_capture();
+    test_graph_retain();
     test_misuse();
     test_many();
     return 0;

@@ -95,6 +95,18 @@ uint64_t oh_hash(uint64_t hash, const void *bytes, size_t size);
 /* Random bytes from the kernel. */
 onehop_result oh_random(void *bytes, size_t size);
 
+typedef struct oh_id128 {
+    uint64_t word[2];
+} oh_id128;
+
+static inline bool oh_id128_equal(oh_id128 a, oh_id128 b) {
+    return a.word[0] == b.word[0] && a.word[1] == b.word[1];
+}
+
+/* Random, made once per process; a forked child gets its own. A pid would not do: ranks in
+ * different pid namespaces may share one. */
+onehop_result oh_process_id(oh_id128 *id_out);
+
 #define OH_LENGTH(array) (sizeof(array) / sizeof *(array))
 
 static inline size_t oh_round_up(size_t value, size_t unit) {

@@ -1,6 +1,7 @@
 /* Capture on a context: between begin and end, captured calls are noted; end compares them across
- * the ranks, call by call, so that graphs that could only hang are found before they run. */
-#include "comm/context.h"
+ * the ranks, call by call, so that graphs that could only hang are found before they run. Then the
+ * rows of those that take one are filled, see registration.c. */
+#include "comm/registration.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -17,11 +18,17 @@ static onehop_result make_room(onehop_t *ctx) {
     return ONEHOP_OK;
 }
 
-onehop_result oh_capture_note(onehop_t *ctx, const oh_request *q, const oh_plan *plan) {
-    if (ctx->captured_count == ctx->captured_room) {
-        onehop_result result = make_room(ctx);
-        if (result) return result;
-    }
+onehop_result oh_capture_prepare(onehop_t *ctx, const oh_plan *plan, const oh_stream_info *info,
+                                 oh_request *q) {
+    onehop_result result = ONEHOP_OK;
+    if (ctx->captured_count == ctx->captured_room) result = make_room(ctx);
+    q->row = OH_NO_ROW;
+    if (!result && plan->choice.source == ONEHOP_SOURCE_GRAPH)
+        result = oh_batch_take_row(ctx, q->stream, info->capture, &q->row);
+    return result;
+}
+
+void oh_capture_note(onehop_t *ctx, const oh_request *q, const oh_plan *plan) {
     const size_t bytes = q->count * onehop_dtype_bytes(q->dtype);
     oh_captured *c = &ctx->captured[ctx->captured_count];
     memset(c, 0, sizeof *c);
@@ -34,22 +41,16 @@ onehop_result oh_capture_note(onehop_t *ctx, const oh_request *q, const oh_plan 
     c->in_place = q->in == q->out;
     ctx->captured_memory[ctx->captured_count++] =
         (oh_captured_memory){q->in, q->out, bytes, q->row};
-    return ONEHOP_OK;
 }
 
 static onehop_result begin(onehop_t *ctx) {
     if (!ctx) return oh_error(ONEHOP_ERR_NULL, "onehop_capture_begin: context is NULL");
     if (ctx->capturing)
         return oh_error(ONEHOP_ERR_STATE, "onehop_capture_begin: already capturing");
+    oh_batch_recycle(ctx);
     ctx->capturing = true;
     ctx->captured_count = 0;
     if (ctx->comm) ctx->comm->captured_id = 0;
-    return ONEHOP_OK;
-}
-
-static onehop_result check_end(const onehop_t *ctx) {
-    if (!ctx) return oh_error(ONEHOP_ERR_NULL, "onehop_capture_end: context is NULL");
-    if (!ctx->capturing) return oh_error(ONEHOP_ERR_STATE, "onehop_capture_end: not capturing");
     return ONEHOP_OK;
 }
 
@@ -96,42 +97,41 @@ static onehop_result compare_by_group(onehop_t *ctx) {
     return result;
 }
 
-static bool takes_row(const oh_captured *c) {
-    return c->source == ONEHOP_SOURCE_GRAPH;
-}
-
-/* Fills the rows of the captured calls: with the addresses of in and out, [row taken][rank], or as
- * staged. */
-static onehop_result fill_rows(onehop_t *ctx, const void *const *in, void *const *out) {
-    onehop_result result = ONEHOP_OK;
-    size_t row = 0;
-    for (size_t i = 0; i < ctx->captured_count && !result; i++) {
-        if (!takes_row(&ctx->captured[i])) continue;
-        const size_t first = row++ * (size_t)ctx->world;
-        result = onehop_comm_row_fill(ctx->comm, ctx->captured_memory[i].row,
-                                      in ? in + first : NULL, in ? out + first : NULL);
-    }
-    return result;
-}
-
 onehop_result onehop_capture_begin(onehop_t *context) {
     return begin(context);
 }
 
-/* Ends one rank's capture: the ranks agree that their calls are alike. */
-static onehop_result end_alike(onehop_t *ctx) {
-    if (ctx->world > 1 && !ctx->group)
-        return oh_error(ONEHOP_ERR_STATE,
-                        "onehop_capture_end: this context was made by onehop_create_all; end all "
-                        "ranks' captures with onehop_capture_end_all");
-    ctx->capturing = false;
-    return ctx->world == 1 ? ONEHOP_OK : compare_by_group(ctx);
+static size_t count_rows(const onehop_t *ctx) {
+    size_t rows = 0;
+    for (size_t i = 0; i < ctx->captured_count; i++) rows += oh_takes_row(&ctx->captured[i]);
+    return rows;
+}
+
+static onehop_result check_end(const onehop_t *ctx, const char *call) {
+    if (!ctx) return oh_error(ONEHOP_ERR_NULL, "%s: context is NULL", call);
+    if (!ctx->capturing) return oh_error(ONEHOP_ERR_STATE, "%s: not capturing", call);
+    return ONEHOP_OK;
+}
+
+/* One rank ends its capture. */
+static onehop_result check_end_alone(const onehop_t *ctx, const char *call) {
+    onehop_result result = check_end(ctx, call);
+    if (!result && ctx->world > 1 && !ctx->group)
+        result = oh_error(ONEHOP_ERR_STATE,
+                          "%s: this context was made by onehop_create_all; end all ranks' captures "
+                          "with onehop_capture_end_all",
+                          call);
+    return result;
 }
 
 onehop_result onehop_capture_end(onehop_t *context) {
-    onehop_result result = check_end(context);
-    if (!result) result = end_alike(context);
-    return result ? result : fill_rows(context, NULL, NULL);
+    onehop_result result = check_end_alone(context, "onehop_capture_end");
+    if (result) return result;
+    context->capturing = false;
+    if (context->world > 1) result = compare_by_group(context);
+    if (!result && count_rows(context)) return oh_register_by_group(context);
+    oh_batch_close(context, NULL, 0);
+    return result;
 }
 
 onehop_result onehop_capture_inputs(const onehop_t *context, onehop_captured_input *inputs_out,
@@ -143,7 +143,7 @@ onehop_result onehop_capture_inputs(const onehop_t *context, onehop_captured_inp
     size_t count = 0;
     for (size_t i = 0; i < context->captured_count; i++) {
         const oh_captured_memory *m = &context->captured_memory[i];
-        if (!takes_row(&context->captured[i])) continue;
+        if (!oh_takes_row(&context->captured[i])) continue;
         if (count < room) inputs_out[count] = (onehop_captured_input){m->in, m->out, m->bytes};
         count++;
     }
@@ -151,22 +151,52 @@ onehop_result onehop_capture_inputs(const onehop_t *context, onehop_captured_inp
     return ONEHOP_OK;
 }
 
-onehop_result onehop_capture_end_mapped(onehop_t *context, const void *const *in, void *const *out,
-                                        size_t count) {
-    size_t rows = 0;
-    onehop_result result = check_end(context);
-    if (!result) result = onehop_capture_inputs(context, NULL, 0, &rows);
-    if (result) return result;
+static onehop_result check_mapped(const onehop_t *ctx, const void *const *in, void *const *out,
+                                  size_t count) {
+    static const char call[] = "onehop_capture_end_mapped";
+    const size_t rows = count_rows(ctx);
     if (count && (!in || !out))
-        return oh_error(ONEHOP_ERR_NULL, "onehop_capture_end_mapped: %s is NULL",
-                        in ? "out" : "in");
+        return oh_error(ONEHOP_ERR_NULL, "%s: %s is NULL", call, in ? "out" : "in");
     if (count != rows)
         return oh_error(ONEHOP_ERR_ARGUMENT,
-                        "onehop_capture_end_mapped: count is %zu, but %zu captured calls take "
-                        "addresses",
-                        count, rows);
-    result = end_alike(context);
-    return result ? result : fill_rows(context, in, out);
+                        "%s: count is %zu, but %zu captured calls take addresses", call, count,
+                        rows);
+    for (size_t i = 0; i < count * (size_t)ctx->world; i++)
+        if (((uintptr_t)in[i] | (uintptr_t)out[i]) % OH_UNIT_BYTES)
+            return oh_error(ONEHOP_ERR_ALIGNMENT,
+                            "%s: in at %p, out at %p of call %zu on rank %zu, expected addresses "
+                            "aligned to %d",
+                            call, in[i], out[i], i / (size_t)ctx->world, i % (size_t)ctx->world,
+                            OH_UNIT_BYTES);
+    return ONEHOP_OK;
+}
+
+/* [row][rank] */
+static onehop_result fill_mapped(onehop_t *ctx, const void *const *in, void *const *out) {
+    onehop_result result = ONEHOP_OK;
+    for (size_t i = 0; i < ctx->captured_count && !result; i++) {
+        if (!oh_takes_row(&ctx->captured[i])) continue;
+        result = onehop_comm_row_fill(ctx->comm, ctx->captured_memory[i].row, in, out);
+        in += ctx->world;
+        out += ctx->world;
+    }
+    return result;
+}
+
+/* Wrong arguments of one rank leave all of them capturing. */
+onehop_result onehop_capture_end_mapped(onehop_t *context, const void *const *in, void *const *out,
+                                        size_t count) {
+    onehop_result result = check_end_alone(context, "onehop_capture_end_mapped");
+    if (result) return result;
+    result = check_mapped(context, in, out, count);
+    if (context->world > 1) result = oh_rendezvous_agree(context->group, result);
+    if (result) return result;
+    context->capturing = false;
+    if (context->world > 1) result = compare_by_group(context);
+    if (!result && count)
+        result = oh_rendezvous_agree(context->group, fill_mapped(context, in, out));
+    oh_batch_close(context, NULL, 0);
+    return result;
 }
 
 /* The contexts of a call on all ranks: the whole group, in rank order. */
@@ -194,12 +224,14 @@ onehop_result onehop_capture_begin_all(onehop_t *const *contexts, int n) {
 
 onehop_result onehop_capture_end_all(onehop_t *const *contexts, int n) {
     onehop_result result = check_all(contexts, n, "onehop_capture_end_all");
-    for (int r = 0; r < n && !result; r++) result = check_end(contexts[r]);
+    for (int r = 0; r < n && !result; r++)
+        result = check_end(contexts[r], "onehop_capture_end_all");
     if (result) return result;
     for (int r = 0; r < n; r++) contexts[r]->capturing = false;
     for (int r = 1; r < n && !result; r++)
         result = compare(contexts[r]->captured, contexts[r]->captured_count, contexts[0]->captured,
                          contexts[0]->captured_count, r);
-    for (int r = 0; r < n && !result; r++) result = fill_rows(contexts[r], NULL, NULL);
+    if (!result && count_rows(contexts[0])) return oh_register_all(contexts, n);
+    for (int r = 0; r < n; r++) oh_batch_close(contexts[r], NULL, 0);
     return result;
 }

@@ -40,6 +40,7 @@ struct onehop_comm {
 
     uint32_t *row_tags; /* per row of the table: its tag while taken, else 0 */
     uint32_t rows_used, last_tag;
+    uint32_t first_row; /* none before it is free */
 
     pthread_mutex_t failure_lock;
     onehop_failure failure; /* set once */
@@ -75,6 +76,11 @@ onehop_result oh_comm_open(const onehop_comm_config *config, const oh_comm_parts
 /* Launches a planned call on a stream of which `info` tells. */
 onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *request, const oh_plan *plan,
                              const oh_stream_info *info);
+
+/* Fills rows that are taken, their tags included; empties and releases them. */
+onehop_result oh_comm_rows_fill(onehop_comm *comm, const uint32_t *rows, oh_row *values,
+                                size_t count);
+onehop_result oh_comm_rows_release(onehop_comm *comm, const uint32_t *rows, size_t count);
 
 /* OK, or the error of a dead communicator. Reads host memory only. */
 onehop_result oh_comm_check(onehop_comm *comm);

@@ -1,5 +1,5 @@
 /* Creating, asking and destroying contexts. */
-#include "comm/context.h"
+#include "comm/registration.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +8,7 @@
 static void release(onehop_t *ctx) {
     /* Also where creation failed on some rank: NCCL would wait for it. */
     const bool dead = !ctx->comm || __atomic_load_n(&ctx->comm->dead, __ATOMIC_ACQUIRE);
+    oh_batch_drop_all(ctx);
     onehop_comm_destroy(ctx->comm);
     if (ctx->nccl) oh_nccl_disconnect(ctx->device, ctx->nccl, dead);
     if (ctx->device) {

@@ -50,8 +50,12 @@ typedef struct oh_captured_memory {
     const void *in;
     void *out;
     size_t bytes;
-    uint32_t row; /* of a call over source GRAPH */
+    uint32_t row; /* of a call over source GRAPH, else OH_NO_ROW */
 } oh_captured_memory;
+
+#define OH_NO_ROW UINT32_MAX
+
+typedef struct oh_batch oh_batch;
 
 struct onehop {
     onehop_group *group;
@@ -65,6 +69,7 @@ struct onehop {
     onehop_layout layout;
     oh_planes planes;
     uint32_t ranks_per_device;
+    uint32_t handle_kinds; /* that work between all ranks */
     oh_mem slabs[ONEHOP_MAX_RANKS];
     void *local;
     void *host, *host_device;
@@ -78,6 +83,8 @@ struct onehop {
     oh_captured *captured;
     oh_captured_memory *captured_memory;
     size_t captured_count, captured_room;
+    oh_batch *open_batch; /* of the capture that is going on, once a call took a row */
+    oh_batch *batches;    /* of earlier ones, until their graphs are gone */
 };
 
 onehop_result oh_context_introduce(onehop_t *ctx, oh_introduction *out);
@@ -87,7 +94,11 @@ onehop_result oh_context_connect(onehop_t *ctx, const oh_offer *offers, const in
 onehop_result oh_context_hand_over(onehop_t *ctx, const oh_offer *offers);
 onehop_result oh_context_finish(onehop_t *ctx);
 
-/* Remembers a captured call. */
-onehop_result oh_capture_note(onehop_t *ctx, const oh_request *request, const oh_plan *plan);
+/* Before the launch of a call that is being captured: room to note it, and its row if it takes one.
+ */
+onehop_result oh_capture_prepare(onehop_t *ctx, const oh_plan *plan, const oh_stream_info *info,
+                                 oh_request *request);
+/* After it: remembers the call. */
+void oh_capture_note(onehop_t *ctx, const oh_request *request, const oh_plan *plan);
 
 #endif

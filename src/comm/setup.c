@@ -152,6 +152,7 @@ static onehop_result allocate_own(onehop_t *ctx, const oh_introduction *all, oh_
     uint32_t kinds = OH_HANDLE_FD | OH_HANDLE_FABRIC;
     for (int r = 0; r < ctx->world; r++) kinds &= all[r].handle_kinds;
     if (ctx->group && !oh_rendezvous_can_pass_fds(ctx->group)) kinds &= ~(uint32_t)OH_HANDLE_FD;
+    ctx->handle_kinds = kinds;
     if (!kinds)
         return oh_error(ONEHOP_ERR_UNSUPPORTED,
                         "no way to share memory that works on all ranks was found");

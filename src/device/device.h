@@ -14,7 +14,7 @@ typedef struct oh_device oh_device;
 /* How a piece of memory can be given to another process. Decided by trying, never by asking alone.
  * */
 typedef enum oh_handle_kind {
-    OH_HANDLE_NONE = 0,
+    OH_HANDLE_NONE = 0,   /* foreign memory that no other process can map */
     OH_HANDLE_FD = 1,     /* a descriptor: memfd, or a cuMem allocation */
     OH_HANDLE_FABRIC = 2, /* CUmemFabricHandle */
     OH_HANDLE_IPC = 4,    /* classic CUDA IPC of memory that somebody else allocated */
@@ -23,14 +23,19 @@ typedef enum oh_handle_kind {
 /* What travels to the peers besides the descriptor. */
 typedef struct oh_mem_handle {
     uint32_t kind;
-    uint32_t device; /* ordinal; informative */
+    uint32_t device; /* ordinal */
     uint64_t bytes;
+    /* Of OH_HANDLE_NONE: what memory it is, as text. */
     unsigned char data[64];
-    /* OH_HANDLE_IPC only, whose handle fills `data`: the process that exported it, by a random
-     * number, and where the memory lies there. */
-    unsigned char tag[16];
+    /* Foreign memory only: where it lies in the process that owns it, and which process that is. */
     uint64_t base;
+    oh_id128 process;
 } oh_mem_handle;
+
+/* A stretch of a process's own addresses. */
+typedef struct oh_range {
+    uint64_t base, bytes;
+} oh_range;
 
 /* Memory of a device mapped into this process. `owner` is private to the device; NULL: nothing to
  * release. */
@@ -82,8 +87,9 @@ typedef struct oh_launch {
 
 /* What a stream is, asked once per call. */
 typedef struct oh_stream_info {
-    uint64_t id;    /* unique while the stream lives; 0 for NULL */
-    bool capturing; /* work given to it now is recorded, not run */
+    uint64_t id;      /* unique while the stream lives; 0 for NULL */
+    bool capturing;   /* work given to it now is recorded, not run */
+    uint64_t capture; /* then: number of the capture, and so of the graph, never used twice */
 } oh_stream_info;
 
 typedef struct oh_device_ops {
@@ -100,17 +106,26 @@ typedef struct oh_device_ops {
     /* Maps a peer's memory. `fd` stays the caller's. Memory that this process made is not mapped
      * again: its one mapping is shared and counted. */
     onehop_result (*mem_import)(oh_device *, const oh_mem_handle *, int fd, oh_mem *out);
-    /* Unmaps, and frees if this process created it; memory of OH_HANDLE_IPC is never freed and is
-     * released through the device that imported it. A zeroed oh_mem is a no-op. */
+    /* Unmaps, and frees if this process created it. A zeroed oh_mem is a no-op. */
     void (*mem_release)(oh_device *, oh_mem *);
-    /* Describes memory that the caller allocated, by onehop_mem_alloc or elsewhere, on this device.
-     * The handle is that of the whole allocation around ptr .. ptr + bytes, which mem_import maps
-     * as a whole; *offset_out is where in it ptr lies; *fd_out as in mem_export. Nothing is kept:
-     * the memory must stay allocated until the last peer has released it. ARGUMENT if the range
-     * leaves the allocation; UNSUPPORTED, with a sentence that says what memory it is, if peers
-     * cannot map it. */
-    onehop_result (*foreign_export)(oh_device *, const void *ptr, size_t bytes, oh_mem_handle *out,
-                                    uint64_t *offset_out, int *fd_out);
+
+    /* Foreign memory: somebody else allocated it, and nothing is known but addresses. It is shared
+     * in pieces, as it was made: whole allocations, chunks of virtual memory, mappings of files.
+     *
+     * The pieces in which `count` ranges lie, in order of address, each once; the ranges come in
+     * order of their base. A piece is one of `kinds` that serves it (descriptors where they do), or
+     * OH_HANDLE_NONE. The list is the caller's to free(). No descriptor is open after it. */
+    onehop_result (*foreign_find)(oh_device *, const oh_range *ranges, size_t count, uint32_t kinds,
+                                  oh_mem_handle **pieces_out, size_t *count_out);
+    /* A new descriptor of an own piece of kind OH_HANDLE_FD. */
+    onehop_result (*foreign_descriptor)(oh_device *, const oh_mem_handle *piece, int *fd_out);
+    /* Maps a peer's piece (`fd` stays the caller's) at `offset` of a span, the addresses that pieces
+     * with oh_foreign_joins share side by side; a zeroed span is first made, of span_bytes. In the
+     * process of the piece nothing is mapped: the span lies where the memory lies, and this device
+     * is given access. mem_release, through this device, undoes all of a span, also of one that is
+     * not complete. The owner keeps the memory until then. UNSUPPORTED if it cannot be reached. */
+    onehop_result (*foreign_map)(oh_device *, const oh_mem_handle *piece, int fd,
+                                 uint64_t span_bytes, uint64_t offset, oh_mem *span);
 
     /* Zeroed memory of this device alone; not shareable. */
     onehop_result (*local_alloc)(oh_device *, size_t bytes, void **out);
@@ -146,11 +161,20 @@ typedef struct oh_device_ops {
     /* *idle_out: all work given to the stream so far is done. Never blocks. STREAM while it is
      * captured. */
     onehop_result (*stream_idle)(oh_device *, onehop_stream_t, bool *idle_out);
+    /* Calls gone(argument) exactly once: when the graph that is being captured on the stream, and
+     * all that was made from it, is gone, or when this fails. It may be called by any thread and
+     * must not use a device. STREAM if there is no capture. */
+    onehop_result (*graph_retain)(oh_device *, onehop_stream_t, void (*gone)(void *),
+                                  void *argument);
 } oh_device_ops;
 
 struct oh_device {
     const oh_device_ops *ops;
 };
+
+/* Two pieces of one process, `second` next in order of address, that lie side by side and are mapped
+ * so. */
+bool oh_foreign_joins(const oh_mem_handle *first, const oh_mem_handle *second);
 
 /* Opens a device for one rank. AUTO: ONEHOP_DEVICE, else CUDA if a GPU can be used, else the host;
  * the GPU is then LOCAL_RANK, else `rank`, modulo their number. */

@@ -1,8 +1,7 @@
-/* onehop_mem_alloc and onehop_mem_free: memory with a registry in front, so that onehop_mem_free
- * needs only the pointer and captured calls can be given the descriptor behind it. Each allocation
- * opens its device anew: a device belongs to one owner, and opening one is cheap beside the
- * allocation. */
-#include "device/mem_registry.h"
+/* onehop_mem_alloc and onehop_mem_free: memory with a list in front, so that onehop_mem_free needs
+ * only the pointer. Each allocation opens its device anew: a device belongs to one owner, and
+ * opening one is cheap beside the allocation. */
+#include "device/device.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -65,19 +64,4 @@ void onehop_mem_free(void *ptr) {
         oh_log(ONEHOP_LOG_ERROR, "onehop_mem_free: %p is not from onehop_mem_alloc; ignored", ptr);
     else
         destroy(found);
-}
-
-static bool contains(const oh_mem *memory, const void *ptr, size_t bytes) {
-    uintptr_t start = (uintptr_t)memory->ptr, at = (uintptr_t)ptr;
-    return at >= start && at - start <= memory->bytes && bytes <= memory->bytes - (at - start);
-}
-
-const oh_mem *oh_mem_find(const void *ptr, size_t bytes, oh_device **device_out) {
-    pthread_mutex_lock(&lock);
-    const allocation *a = allocations;
-    while (a != NULL && !contains(&a->memory, ptr, bytes)) a = a->next;
-    pthread_mutex_unlock(&lock);
-    if (a == NULL) return NULL;
-    if (device_out != NULL) *device_out = a->device;
-    return &a->memory;
 }

@@ -52,10 +52,8 @@ static onehop_result check_call(const onehop_call *call, onehop_call *known) {
     return oh_config_copy(known, sizeof *known, call, "onehop_call");
 }
 
-/* The row of a call over source GRAPH: named by the caller of a communicator, else taken here and
- * filled at the end of the capture. */
-static onehop_result choose_row(onehop_comm *comm, const onehop_t *ctx, oh_request *q) {
-    if (ctx) return onehop_comm_row_take(comm, &q->row);
+/* The row that the caller of a communicator names. */
+static onehop_result check_row(const onehop_comm *comm, oh_request *q) {
     q->row = q->call->row;
     if (q->row < comm->stats.rows_total && comm->row_tags[q->row]) return ONEHOP_OK;
     return oh_error(ONEHOP_ERR_ARGUMENT, "all_reduce: row %u of the call is not taken", q->row);
@@ -64,7 +62,7 @@ static onehop_result choose_row(onehop_comm *comm, const onehop_t *ctx, oh_reque
 /* Chooses and launches; the context, if there is one, notes captured calls. */
 static onehop_result run(onehop_comm *comm, onehop_t *ctx, oh_request *q) {
     oh_plan plan;
-    oh_stream_info info = {0, false};
+    oh_stream_info info = {0, false, 0};
     onehop_result result = check_memory(q);
     if (!result) result = check_stream(comm, ctx, q->stream);
     if (!result) result = oh_comm_check(comm);
@@ -76,12 +74,12 @@ static onehop_result run(onehop_comm *comm, onehop_t *ctx, oh_request *q) {
                                   noted || named ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER,
                                   q->in == q->out, q->call};
     result = oh_dispatch_choose(&comm->dispatch, &question, &plan);
-    if (!result && plan.choice.source == ONEHOP_SOURCE_GRAPH) result = choose_row(comm, ctx, q);
+    if (!result && noted) result = oh_capture_prepare(ctx, &plan, &info, q);
+    if (!result && named) result = check_row(comm, q);
     if (result) return result;
     result = oh_comm_launch(comm, q, &plan, &info);
-    if (result && ctx && plan.choice.source == ONEHOP_SOURCE_GRAPH)
-        (void)onehop_comm_row_release(comm, q->row);
-    if (!result && noted) result = oh_capture_note(ctx, q, &plan);
+    if (result && noted && q->row != OH_NO_ROW) (void)onehop_comm_row_release(comm, q->row);
+    if (!result && noted) oh_capture_note(ctx, q, &plan);
     return result;
 }
 

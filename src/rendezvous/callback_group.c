@@ -52,7 +52,7 @@ static void introduce(const onehop_group *group, oh_intro *intro_out) {
     intro_out->has_pass = group->user_pass_fd != NULL;
     intro_out->netns = oh_identity_netns();
     intro_out->boot = oh_identity_boot();
-    onehop_result result = oh_identity_process(&intro_out->process);
+    onehop_result result = oh_process_id(&intro_out->process);
     if (!result) result = oh_random(&intro_out->name, sizeof intro_out->name);
     oh_opinion_make(&intro_out->opinion, result);
 }

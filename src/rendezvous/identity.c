@@ -1,9 +1,8 @@
-/* Who and where this process is; see identity.h. */
+/* Where this process is; see identity.h. */
 #include "rendezvous/identity.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -13,41 +12,6 @@
 #ifndef SO_NETNS_COOKIE
 #define SO_NETNS_COOKIE 71 /* Linux 5.14; absent from older headers */
 #endif
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static oh_id128 process_id;
-static pid_t process_pid; /* owner of process_id; catches a fork that ran no handlers (raw clone) */
-
-static void before_fork(void) {
-    pthread_mutex_lock(&lock);
-}
-
-static void after_fork(void) {
-    pthread_mutex_unlock(&lock);
-}
-
-static void in_child(void) {
-    process_pid = 0;
-    pthread_mutex_unlock(&lock);
-}
-
-static void watch_forks(void) {
-    pthread_atfork(before_fork, after_fork, in_child);
-}
-
-onehop_result oh_identity_process(oh_id128 *id_out) {
-    onehop_result result = ONEHOP_OK;
-    pthread_once(&once, watch_forks);
-    pthread_mutex_lock(&lock);
-    if (process_pid != getpid()) {
-        result = oh_random(&process_id, sizeof process_id);
-        if (!result) process_pid = getpid();
-    }
-    if (!result) *id_out = process_id;
-    pthread_mutex_unlock(&lock);
-    return result;
-}
 
 /* Without /proc: a number of the same meaning from a throw-away socket. */
 static uint64_t netns_cookie(void) {

@@ -26,7 +26,7 @@ typedef struct oh_mesh {
     uint64_t sequence;                    /* exchanges so far */
     int sockets[ONEHOP_MAX_RANKS];        /* -1 for own */
     int pidfds[ONEHOP_MAX_RANKS];         /* -1 where the kernel or a sandbox refuses them */
-    oh_id128 processes[ONEHOP_MAX_RANKS]; /* oh_identity_process of each rank */
+    oh_id128 processes[ONEHOP_MAX_RANKS]; /* oh_process_id of each rank */
 } oh_mesh;
 
 typedef struct oh_mesh_plan {

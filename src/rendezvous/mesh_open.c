@@ -33,7 +33,7 @@ static onehop_result begin(oh_opening *opening, const oh_mesh_plan *plan) {
                                 .name = plan->name,
                                 .boot = oh_identity_boot(),
                                 .netns = oh_identity_netns()};
-    onehop_result result = oh_identity_process(&opening->hello.process);
+    onehop_result result = oh_process_id(&opening->hello.process);
     return result ? result : oh_mesh_listen(opening);
 }
 

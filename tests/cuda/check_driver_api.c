@@ -98,6 +98,7 @@ _Static_assert((uintptr_t)OH_CU_STREAM_PER_THREAD == (uintptr_t)CU_STREAM_PER_TH
 #define oh_cu_function           CUfunction
 #define oh_cu_graph              CUgraph
 #define oh_cu_graph_node         CUgraphNode
+#define oh_cu_user_object        CUuserObject
 #define oh_cu_graph_edge         CUgraphEdgeData
 #define oh_cu_memory_kind        CUmemAllocationProp
 #define oh_cu_access             CUmemAccessDesc

@@ -69,7 +69,7 @@ static void identity(void) {
 static void foreign_stream(int ordinal) {
     oh_cu_context context = NULL;
     oh_cu_stream stream = NULL;
-    oh_stream_info info = {1234, false};
+    oh_stream_info info = {1234, false, 0};
     oh_cu_device at;
     DRIVER(oh_cu.cuDeviceGet(&at, ordinal));
     DRIVER(gpu.cuCtxCreate_v2(&context, 0, at)); /* also makes it current */
@@ -203,6 +203,53 @@ static void order_within_capture(void) {
     DRIVER(oh_cu.cuStreamDestroy_v2(b));
 }
 
+static void count_gone(void *argument) {
+    atomic_fetch_add((_Atomic int *)argument, 1);
+}
+
+/* The driver's thread calls in its own time. */
+static void expect_gone(_Atomic int *gone, int expected) {
+    for (int i = 0; i < 5000 && atomic_load(gone) < expected; i++) oh_sleep_us(1000);
+    CHECK(atomic_load(gone) == expected);
+}
+
+/* Who is tied to a captured graph hears of the end of the last thing made from it. */
+static void retain_graph(void) {
+    onehop_stream_t a = new_stream(OH_CU_STREAM_NON_BLOCKING);
+    oh_cu_graph graph;
+    gpu_graph_exec exec;
+    oh_stream_info info;
+    uint64_t captures[2];
+    _Atomic int gone[2] = {0, 0};
+    void *memory;
+    OK(ops->local_alloc(device, 4096, &memory));
+    DRIVER(gpu.cuCtxSetCurrent(oh_cuda_of(device)->context));
+    for (int i = 0; i < 2; i++) {
+        DRIVER(gpu.cuStreamBeginCapture_v2(a, GPU_CAPTURE_GLOBAL));
+        OK(ops->stream_info(device, a, &info));
+        captures[i] = info.capture;
+        OK(ops->graph_retain(device, a, count_gone, &gone[0]));
+        DRIVER(oh_cu.cuMemsetD8Async((oh_cu_ptr)(uintptr_t)memory, 3, 4096, a));
+        DRIVER(gpu.cuStreamEndCapture(a, &graph));
+        OK(ops->stream_info(device, a, &info));
+        CHECK(!info.capturing && info.capture == 0);
+        DRIVER(gpu.cuGraphInstantiateWithFlags(&exec, graph, 0));
+        DRIVER(gpu.cuGraphDestroy(graph));
+        DRIVER(gpu.cuGraphLaunch(exec, a));
+        DRIVER(oh_cu.cuStreamSynchronize(a));
+        oh_sleep_us(20000);
+        CHECK(atomic_load(&gone[0]) == i);
+        DRIVER(gpu.cuGraphExecDestroy(exec));
+        expect_gone(&gone[0], i + 1);
+    }
+    CHECK(captures[0] != 0 && captures[1] != 0 && captures[0] != captures[1]);
+    EXPECT(ONEHOP_ERR_STREAM, ops->graph_retain(device, a, count_gone, &gone[1]));
+    expect_gone(&gone[1], 1); /* without a graph, at once */
+    DRIVER(gpu.cuCtxSetCurrent(NULL));
+    ops->local_free(device, memory);
+    DRIVER(oh_cu.cuStreamDestroy_v2(a));
+}
+
 /* The same under a context that is current already and under a foreign one. */
 static void current_contexts(void) {
     oh_cu_context foreign = NULL;
@@ -261,6 +308,7 @@ int main(void) {
     capture(OH_CU_STREAM_NON_BLOCKING);
     capture(0);
     order_within_capture();
+    retain_graph();
     printf("stream_info: %.0f ns a call, legacy %.0f ns\n", ns_per_stream_info(a),
            ns_per_stream_info(NULL));
     DRIVER(oh_cu.cuStreamDestroy_v2(a));

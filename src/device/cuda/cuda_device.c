@@ -292,7 +292,9 @@ static const oh_device_ops cuda_ops = {
     .mem_export = oh_cuda_mem_export,
     .mem_import = oh_cuda_mem_import,
     .mem_release = oh_cuda_mem_release,
-    .foreign_export = oh_cuda_foreign_export,
+    .foreign_find = oh_cuda_foreign_find,
+    .foreign_descriptor = oh_cuda_foreign_descriptor,
+    .foreign_map = oh_cuda_foreign_map,
     .local_alloc = cuda_local_alloc,
     .local_free = cuda_local_free,
     .host_alloc = cuda_host_alloc,
@@ -307,6 +309,7 @@ static const oh_device_ops cuda_ops = {
     .launch = oh_cuda_launch,
     .stream_order = oh_cuda_stream_order,
     .stream_idle = oh_cuda_stream_idle,
+    .graph_retain = oh_cuda_graph_retain,
 };
 
 onehop_result oh_cuda_device_open(int ordinal, oh_device **out) {

@@ -54,7 +54,7 @@ typedef struct oh_cuda_device {
     uint32_t multiprocessors;
     uint32_t capability;           /* 90 for sm_90 */
     uint32_t handle_kinds;         /* what worked in the trial */
-    struct oh_cuda_opened *opened; /* handles of classic IPC; cuda_foreign.c guards them */
+    struct oh_cuda_opened *opened; /* handles of classic IPC; cuda_span.c guards them */
     oh_cu_launch_attribute pdl;
     /* Ids of streams found to belong to `context`. An id is never used twice in the life of a
      * process, so an entry is never wrong; entries are single words that are overwritten at will,
@@ -101,7 +101,7 @@ uint32_t oh_cuda_try_handle_kinds(const oh_cuda_device *); /* within a scope */
 
 /* How every record begins that oh_mem.owner points to. */
 typedef struct oh_cuda_owner {
-    bool foreign; /* a record of cuda_foreign.c, else of cuda_memory.c */
+    bool foreign; /* a record of cuda_span.c, else of cuda_memory.c */
 } oh_cuda_owner;
 
 /* cuda_memory.c */
@@ -110,10 +110,17 @@ onehop_result oh_cuda_mem_export(oh_device *, const oh_mem *, oh_mem_handle *out
 onehop_result oh_cuda_mem_import(oh_device *, const oh_mem_handle *, int fd, oh_mem *out);
 void oh_cuda_mem_release(oh_device *, oh_mem *);
 
-/* cuda_foreign.c: OH_HANDLE_IPC. mem_import and mem_release come here for that kind. */
-onehop_result oh_cuda_foreign_export(oh_device *, const void *ptr, size_t bytes, oh_mem_handle *out,
-                                     uint64_t *offset_out, int *fd_out);
-onehop_result oh_cuda_foreign_import(oh_device *, const oh_mem_handle *, oh_mem *out);
+/* Lets the device read and write mapped virtual memory, whoever mapped it. Within a scope. */
+onehop_result oh_cuda_give_access(const oh_cuda_device *, oh_cu_ptr, size_t bytes);
+
+/* cuda_foreign.c */
+onehop_result oh_cuda_foreign_find(oh_device *, const oh_range *, size_t count, uint32_t kinds,
+                                   oh_mem_handle **pieces_out, size_t *count_out);
+onehop_result oh_cuda_foreign_descriptor(oh_device *, const oh_mem_handle *, int *fd_out);
+
+/* cuda_span.c; mem_release comes here for foreign memory. */
+onehop_result oh_cuda_foreign_map(oh_device *, const oh_mem_handle *, int fd, uint64_t span_bytes,
+                                  uint64_t offset, oh_mem *span);
 void oh_cuda_foreign_release(oh_device *, void *owner);
 
 /* cuda_launch.c */
@@ -126,5 +133,7 @@ onehop_result oh_cuda_launch(oh_device *, const oh_launch *);
 onehop_result oh_cuda_stream_info(oh_device *, onehop_stream_t, oh_stream_info *out);
 onehop_result oh_cuda_stream_order(oh_device *, onehop_stream_t earlier, onehop_stream_t later);
 onehop_result oh_cuda_stream_idle(oh_device *, onehop_stream_t, bool *idle_out);
+onehop_result oh_cuda_graph_retain(oh_device *, onehop_stream_t, void (*gone)(void *),
+                                   void *argument);
 
 #endif

@@ -94,22 +94,17 @@ static onehop_result new_record(const oh_cuda_device *device, size_t bytes, memo
 /* Rights are additive: only the named GPU's change. Two ranks of one GPU may ask at the same time,
  * and the driver refuses the second of two such calls in flight (CUDA_ERROR_ALREADY_MAPPED): one at
  * a time. */
-static oh_cu_result set_access(memory *m, uint64_t bit, const oh_cu_access *access) {
+static oh_cu_result set_access(const oh_cuda_device *device, oh_cu_ptr at, size_t bytes) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    oh_cu_result result = OH_CU_SUCCESS;
+    const oh_cu_access access = {{OH_CU_LOCATION_DEVICE, device->ordinal}, OH_CU_ACCESS_READWRITE};
     pthread_mutex_lock(&lock);
-    if (!(atomic_load_explicit(&m->reachable, memory_order_relaxed) & bit))
-        result = oh_cu.cuMemSetAccess(m->address, m->bytes, access, 1);
-    if (result == OH_CU_SUCCESS) atomic_fetch_or_explicit(&m->reachable, bit, memory_order_release);
+    oh_cu_result result = oh_cu.cuMemSetAccess(at, bytes, &access, 1);
     pthread_mutex_unlock(&lock);
     return result;
 }
 
-static onehop_result give_access(const oh_cuda_device *device, memory *m) {
-    uint64_t bit = device->ordinal < 64 ? (uint64_t)1 << device->ordinal : 0;
-    oh_cu_access access = {{OH_CU_LOCATION_DEVICE, device->ordinal}, OH_CU_ACCESS_READWRITE};
-    if (atomic_load_explicit(&m->reachable, memory_order_acquire) & bit) return ONEHOP_OK;
-    oh_cu_result result = set_access(m, bit, &access);
+onehop_result oh_cuda_give_access(const oh_cuda_device *device, oh_cu_ptr at, size_t bytes) {
+    const oh_cu_result result = set_access(device, at, bytes);
     if (result == OH_CU_INVALID_DEVICE || result == OH_CU_NOT_SUPPORTED ||
         result == OH_CU_PEER_UNSUPPORTED)
         return oh_cuda_error_as(
@@ -119,8 +114,17 @@ static onehop_result give_access(const oh_cuda_device *device, memory *m) {
             device->ordinal);
     if (result != OH_CU_SUCCESS)
         return oh_cuda_error(result, "cuMemSetAccess", "giving GPU %d access to %zu bytes",
-                             device->ordinal, m->bytes);
+                             device->ordinal, bytes);
     return ONEHOP_OK;
+}
+
+/* The bit only saves the call. */
+static onehop_result give_access(const oh_cuda_device *device, memory *m) {
+    uint64_t bit = device->ordinal < 64 ? (uint64_t)1 << device->ordinal : 0;
+    if (atomic_load_explicit(&m->reachable, memory_order_acquire) & bit) return ONEHOP_OK;
+    onehop_result error = oh_cuda_give_access(device, m->address, m->bytes);
+    if (error == ONEHOP_OK) atomic_fetch_or_explicit(&m->reachable, bit, memory_order_release);
+    return error;
 }
 
 /* Addresses for the piece in m->allocation, reachable by `device`. */
@@ -336,7 +340,6 @@ onehop_result oh_cuda_mem_import(oh_device *base, const oh_mem_handle *handle, i
                                  oh_mem *out) {
     oh_cuda_device *device = oh_cuda_of(base);
     oh_cuda_scope scope;
-    if (handle->kind == OH_HANDLE_IPC) return oh_cuda_foreign_import(base, handle, out);
     onehop_result error = check_handle(handle, fd);
     if (error == ONEHOP_OK) error = oh_cuda_enter(device, &scope);
     if (error != ONEHOP_OK) return error;

@@ -102,12 +102,12 @@ static onehop_result is_capturing(onehop_stream_t stream, bool *out) {
     return ONEHOP_OK;
 }
 
-/* The capture a stream takes part in; 0: none. */
-static onehop_result capture_of(onehop_stream_t stream, uint64_t *out) {
+/* The capture a stream takes part in, 0: none, and its graph. */
+static onehop_result capture_of(onehop_stream_t stream, uint64_t *out, oh_cu_graph *graph_out) {
     oh_cu_capture_status status = OH_CU_CAPTURE_NONE;
     uint64_t id = 0;
     oh_cu_result result =
-        oh_cu.cuStreamGetCaptureInfo_v3(stream, &status, &id, NULL, NULL, NULL, NULL);
+        oh_cu.cuStreamGetCaptureInfo_v3(stream, &status, &id, graph_out, NULL, NULL, NULL);
     if (result == OH_CU_CAPTURE_IMPLICIT) return implicit_capture();
     if (result != OH_CU_SUCCESS)
         return oh_cuda_error(result, "cuStreamGetCaptureInfo", "asking about stream %p",
@@ -121,7 +121,7 @@ static onehop_result capture_of(onehop_stream_t stream, uint64_t *out) {
 
 onehop_result oh_cuda_stream_info(oh_device *base, onehop_stream_t stream, oh_stream_info *out) {
     oh_cuda_device *device = oh_cuda_of(base);
-    oh_stream_info info = {0, false};
+    oh_stream_info info = {0, false, 0};
     bool pushed;
     onehop_result error = oh_cuda_push(device, &pushed); /* the special handles mean its streams */
     if (error != ONEHOP_OK) return error;
@@ -129,6 +129,7 @@ onehop_result oh_cuda_stream_info(oh_device *base, onehop_stream_t stream, oh_st
     if (error == ONEHOP_OK)
         error = info.capturing ? identify_captured(device, stream, &info.id)
                                : identify(device, stream, &info.id);
+    if (error == ONEHOP_OK && info.capturing) error = capture_of(stream, &info.capture, NULL);
     oh_cuda_pop(pushed);
     if (error == ONEHOP_OK) *out = info;
     return error;
@@ -160,8 +161,8 @@ onehop_result oh_cuda_stream_order(oh_device *base, onehop_stream_t earlier,
     if (earlier == later || (is_legacy(earlier) && is_legacy(later))) return ONEHOP_OK;
     onehop_result error = oh_cuda_push(device, &pushed);
     if (error != ONEHOP_OK) return error;
-    error = capture_of(earlier, &earlier_capture);
-    if (error == ONEHOP_OK) error = capture_of(later, &later_capture);
+    error = capture_of(earlier, &earlier_capture, NULL);
+    if (error == ONEHOP_OK) error = capture_of(later, &later_capture, NULL);
     if (error == ONEHOP_OK && earlier_capture == later_capture)
         error = record_and_wait(device, earlier, later);
     oh_cuda_pop(pushed);
@@ -190,4 +191,41 @@ onehop_result oh_cuda_stream_idle(oh_device *base, onehop_stream_t stream, bool 
                              (void *)stream, device->ordinal);
     *idle_out = result == OH_CU_SUCCESS;
     return ONEHOP_OK;
+}
+
+static onehop_result retain(onehop_stream_t stream, oh_cu_user_object object) {
+    oh_cu_graph graph = NULL;
+    uint64_t id = 0;
+    onehop_result error = capture_of(stream, &id, &graph);
+    if (error != ONEHOP_OK) return error;
+    if (id == 0)
+        return oh_error(ONEHOP_ERR_STREAM, "stream %p is not being captured", (void *)stream);
+    oh_cu_result result = oh_cu.cuGraphRetainUserObject(graph, object, 1, OH_CU_USER_OBJECT_MOVE);
+    if (result != OH_CU_SUCCESS)
+        return oh_cuda_error(result, "cuGraphRetainUserObject", "tying inputs to a captured graph");
+    return ONEHOP_OK;
+}
+
+/* The graph and every executable made from it hold the object; the driver calls when the last one
+ * is gone, from a thread of its own, in which it allows no call of it. */
+onehop_result oh_cuda_graph_retain(oh_device *base, onehop_stream_t stream, void (*gone)(void *),
+                                   void *argument) {
+    oh_cu_user_object object = NULL;
+    bool pushed;
+    onehop_result error = oh_cuda_push(oh_cuda_of(base), &pushed);
+    if (error != ONEHOP_OK) {
+        gone(argument);
+        return error;
+    }
+    oh_cu_result result =
+        oh_cu.cuUserObjectCreate(&object, argument, gone, 1, OH_CU_USER_OBJECT_NO_SYNC);
+    if (result == OH_CU_SUCCESS) {
+        error = retain(stream, object);
+        if (error != ONEHOP_OK) oh_cu.cuUserObjectRelease(object, 1); /* calls gone */
+    } else {
+        error = oh_cuda_error(result, "cuUserObjectCreate", "tying inputs to a captured graph");
+        gone(argument);
+    }
+    oh_cuda_pop(pushed);
+    return error;
 }

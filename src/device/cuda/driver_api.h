@@ -41,6 +41,7 @@ typedef struct CUkern_st *oh_cu_kernel;
 typedef struct CUfunc_st *oh_cu_function;
 typedef struct CUgraph_st *oh_cu_graph;
 typedef struct CUgraphNode_st *oh_cu_graph_node;
+typedef struct CUuserObject_st *oh_cu_user_object;
 typedef struct oh_cu_graph_edge_st oh_cu_graph_edge; /* only ever passed as NULL */
 
 /* X(name here, name in cuda.h, value) */
@@ -92,10 +93,13 @@ typedef struct oh_cu_graph_edge_st oh_cu_graph_edge; /* only ever passed as NULL
     X(OH_CU_POINTER_MANAGED, CU_POINTER_ATTRIBUTE_IS_MANAGED, 8)                                   \
     X(OH_CU_POINTER_ORDINAL, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, 9)                               \
     X(OH_CU_POINTER_IPC, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, 10)                      \
+    X(OH_CU_POINTER_HANDLE_TYPES, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, 14)                   \
     X(OH_CU_POINTER_POOL, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, 17)                                 \
     X(OH_CU_MEMORY_HOST, CU_MEMORYTYPE_HOST, 1)                                                    \
     X(OH_CU_MEMORY_DEVICE, CU_MEMORYTYPE_DEVICE, 2)                                                \
     X(OH_CU_IPC_LAZY_PEER_ACCESS, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, 1)                           \
+    X(OH_CU_USER_OBJECT_NO_SYNC, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, 1)                             \
+    X(OH_CU_USER_OBJECT_MOVE, CU_GRAPH_USER_OBJECT_MOVE, 1)                                        \
     X(OH_CU_ATTRIBUTE_PDL, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 6)
 
 enum oh_cu_constant {
@@ -184,6 +188,7 @@ typedef struct oh_cu_launch_config { /* CUlaunchConfig */
     X(cuMemUnmap, (oh_cu_ptr, size_t))                                                             \
     X(cuMemSetAccess, (oh_cu_ptr, size_t, const oh_cu_access *, size_t))                           \
     X(cuMemGetAllocationGranularity, (size_t *, const oh_cu_memory_kind *, oh_cu_granularity))     \
+    X(cuMemRetainAllocationHandle, (oh_cu_allocation *, void *))                                   \
     X(cuMemExportToShareableHandle,                                                                \
       (void *, oh_cu_allocation, oh_cu_handle_type, unsigned long long))                           \
     X(cuMemImportFromShareableHandle, (oh_cu_allocation *, void *, oh_cu_handle_type))             \
@@ -208,6 +213,10 @@ typedef struct oh_cu_launch_config { /* CUlaunchConfig */
     X(cuStreamIsCapturing, (oh_cu_stream, oh_cu_capture_status *))                                 \
     X(cuStreamGetCaptureInfo_v3, (oh_cu_stream, oh_cu_capture_status *, uint64_t *, oh_cu_graph *, \
                                   const oh_cu_graph_node **, const oh_cu_graph_edge **, size_t *)) \
+    X(cuUserObjectCreate,                                                                          \
+      (oh_cu_user_object *, void *, void (*)(void *), unsigned int, unsigned int))                 \
+    X(cuUserObjectRelease, (oh_cu_user_object, unsigned int))                                      \
+    X(cuGraphRetainUserObject, (oh_cu_graph, oh_cu_user_object, unsigned int, unsigned int))       \
     X(cuStreamWaitEvent, (oh_cu_stream, oh_cu_event, unsigned int))                                \
     X(cuEventCreate, (oh_cu_event *, unsigned int))                                                \
     X(cuEventDestroy_v2, (oh_cu_event))                                                            \

@@ -137,7 +137,9 @@ static const oh_device_ops host_ops = {
     .mem_export = oh_host_mem_export,
     .mem_import = oh_host_mem_import,
     .mem_release = oh_host_mem_release,
-    .foreign_export = oh_host_foreign_export,
+    .foreign_find = oh_host_foreign_find,
+    .foreign_descriptor = oh_host_foreign_descriptor,
+    .foreign_map = oh_host_foreign_map,
     .local_alloc = host_local_alloc,
     .local_free = host_local_free,
     .host_alloc = host_host_alloc,
@@ -152,6 +154,7 @@ static const oh_device_ops host_ops = {
     .launch = oh_host_launch,
     .stream_order = oh_host_stream_order,
     .stream_idle = oh_host_stream_idle,
+    .graph_retain = oh_host_graph_retain,
 };
 
 onehop_result oh_host_device_open(oh_device **out) {

@@ -14,8 +14,16 @@ onehop_result oh_host_mem_export(oh_device *device, const oh_mem *memory, oh_mem
 onehop_result oh_host_mem_import(oh_device *device, const oh_mem_handle *handle, int fd,
                                  oh_mem *out);
 void oh_host_mem_release(oh_device *device, oh_mem *memory);
-onehop_result oh_host_foreign_export(oh_device *device, const void *ptr, size_t bytes,
-                                     oh_mem_handle *out, uint64_t *offset_out, int *fd_out);
+/* A record of addresses of which mem_release unmaps whatever lies there. */
+onehop_result oh_host_mem_adopt(void *ptr, size_t bytes, oh_mem *out);
+
+/* host_foreign.c */
+onehop_result oh_host_foreign_find(oh_device *device, const oh_range *ranges, size_t count,
+                                   uint32_t kinds, oh_mem_handle **pieces_out, size_t *count_out);
+onehop_result oh_host_foreign_descriptor(oh_device *device, const oh_mem_handle *piece,
+                                         int *fd_out);
+onehop_result oh_host_foreign_map(oh_device *device, const oh_mem_handle *piece, int fd,
+                                  uint64_t span_bytes, uint64_t offset, oh_mem *span);
 
 /* host_stream.c */
 onehop_result oh_host_stream_info(oh_device *device, onehop_stream_t stream, oh_stream_info *out);
@@ -25,5 +33,7 @@ onehop_result oh_host_copy_on_stream(oh_device *device, void *to, const void *fr
 onehop_result oh_host_stream_order(oh_device *device, onehop_stream_t earlier,
                                    onehop_stream_t later);
 onehop_result oh_host_stream_idle(oh_device *device, onehop_stream_t stream, bool *idle_out);
+onehop_result oh_host_graph_retain(oh_device *device, onehop_stream_t stream, void (*gone)(void *),
+                                   void *argument);
 
 #endif

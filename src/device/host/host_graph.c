@@ -14,8 +14,17 @@ typedef struct graph_node {
     _Alignas(64) unsigned char args[];
 } graph_node;
 
+/* Something that wants to know of the graph's end. */
+typedef struct keeper {
+    struct keeper *next;
+    void (*gone)(void *argument);
+    void *argument;
+} keeper;
+
 struct onehop_host_graph {
+    uint64_t id;
     uint32_t users;
+    keeper *keepers;
     graph_node *first;
     graph_node **end;
 };
@@ -48,8 +57,10 @@ void oh_host_work_release(const oh_host_work *work) {
 }
 
 onehop_host_graph *oh_host_graph_create(void) {
+    static uint64_t last_id;
     onehop_host_graph *graph = calloc(1, sizeof *graph);
     if (graph == NULL) return NULL;
+    graph->id = __atomic_add_fetch(&last_id, 1, __ATOMIC_RELAXED);
     graph->users = 1;
     graph->end = &graph->first;
     return graph;
@@ -68,7 +79,25 @@ void oh_host_graph_drop(onehop_host_graph *graph) {
         oh_host_work_release(&node->work);
         free(node);
     }
+    for (keeper *k = graph->keepers, *next; k != NULL; k = next) {
+        next = k->next;
+        k->gone(k->argument);
+        free(k);
+    }
     free(graph);
+}
+
+uint64_t oh_host_graph_id(const onehop_host_graph *graph) {
+    return graph->id;
+}
+
+onehop_result oh_host_graph_keep(onehop_host_graph *graph, void (*gone)(void *), void *argument) {
+    keeper *k = malloc(sizeof *k);
+    if (k == NULL) return oh_error(ONEHOP_ERR_MEMORY, "out of memory for a captured call");
+    const keeper made = {graph->keepers, gone, argument};
+    *k = made;
+    graph->keepers = k;
+    return ONEHOP_OK;
 }
 
 onehop_result oh_host_graph_record(onehop_host_graph *graph, const oh_host_work *work,

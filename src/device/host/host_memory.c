@@ -12,7 +12,6 @@
  * unmaps. A forked child inherits table and mappings alike and may go on using both; fork while no
  * other thread is in here. */
 #include "device/host/host_device.h"
-#include "device/mem_registry.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -202,6 +201,17 @@ onehop_result oh_host_mem_import(oh_device *device, const oh_mem_handle *handle,
     return result;
 }
 
+onehop_result oh_host_mem_adopt(void *ptr, size_t bytes, oh_mem *out) {
+    mapping *m = calloc(1, sizeof *m);
+    if (m == NULL) return oh_error(ONEHOP_ERR_MEMORY, "out of memory");
+    m->ptr = ptr;
+    m->bytes = bytes;
+    m->fd = -1;
+    m->users = 1;
+    publish(m, out);
+    return ONEHOP_OK;
+}
+
 void oh_host_mem_release(oh_device *device, oh_mem *memory) {
     (void)device;
     mapping *m = memory->owner;
@@ -210,30 +220,10 @@ void oh_host_mem_release(oh_device *device, oh_mem *memory) {
     bool last = --m->users == 0;
     if (last) {
         mapping **link = &mappings;
-        while (*link != m) link = &(*link)->next;
-        *link = m->next;
+        while (*link != NULL && *link != m) link = &(*link)->next;
+        if (*link != NULL) *link = m->next; /* what was adopted is on no list */
     }
     pthread_mutex_unlock(&lock);
     if (last) drop(m);
     memset(memory, 0, sizeof *memory);
-}
-
-/* Whatever else a process has in its memory, no other can map it afterwards. */
-onehop_result oh_host_foreign_export(oh_device *device, const void *ptr, size_t bytes,
-                                     oh_mem_handle *out, uint64_t *offset_out, int *fd_out) {
-    oh_device *maker = NULL;
-    const oh_mem *memory = oh_mem_find(ptr, 1, &maker);
-    if (memory == NULL || maker->ops->kind != device->ops->kind)
-        return oh_error(ONEHOP_ERR_UNSUPPORTED,
-                        "memory at %p cannot be mapped by other processes: it is not host memory "
-                        "from onehop_mem_alloc",
-                        ptr);
-    const uint64_t offset = (uintptr_t)ptr - (uintptr_t)memory->ptr;
-    if (bytes == 0 || bytes > memory->bytes - offset)
-        return oh_error(ONEHOP_ERR_ARGUMENT,
-                        "%zu bytes at %p are not inside the allocation of %zu bytes at %p", bytes,
-                        ptr, memory->bytes, memory->ptr);
-    onehop_result result = oh_host_mem_export(maker, memory, out, fd_out);
-    if (result == ONEHOP_OK) *offset_out = offset;
-    return result;
 }

@@ -281,12 +281,15 @@ onehop_result oh_host_stream_capture(oh_host_stream *stream, bool expect_capturi
 
 onehop_result oh_host_stream_info(oh_device *device, onehop_stream_t handle, oh_stream_info *out) {
     (void)device;
-    oh_stream_info info = {0, false};
+    oh_stream_info info = {0, false, 0};
     if (handle != NULL) {
         oh_host_stream *stream = oh_host_stream_find(handle);
         if (stream == NULL) return oh_host_stream_unknown(handle);
         info.id = stream->id;
-        info.capturing = oh_host_stream_capturing(stream);
+        pthread_mutex_lock(&stream->lock);
+        info.capturing = stream->capture != NULL;
+        if (info.capturing) info.capture = oh_host_graph_id(stream->capture);
+        pthread_mutex_unlock(&stream->lock);
     }
     *out = info;
     return ONEHOP_OK;
@@ -364,4 +367,24 @@ onehop_result oh_host_stream_idle(oh_device *device, onehop_stream_t handle, boo
     }
     *idle_out = idle;
     return ONEHOP_OK;
+}
+
+static onehop_result keep_capture(oh_host_stream *stream, void (*gone)(void *), void *argument) {
+    pthread_mutex_lock(&stream->lock);
+    onehop_result result =
+        stream->capture != NULL
+            ? oh_host_graph_keep(stream->capture, gone, argument)
+            : oh_error(ONEHOP_ERR_STREAM, "the host stream is not being captured");
+    pthread_mutex_unlock(&stream->lock);
+    return result;
+}
+
+onehop_result oh_host_graph_retain(oh_device *device, onehop_stream_t handle, void (*gone)(void *),
+                                   void *argument) {
+    (void)device;
+    oh_host_stream *stream = handle == NULL ? NULL : oh_host_stream_find(handle);
+    onehop_result result =
+        stream == NULL ? oh_host_stream_unknown(handle) : keep_capture(stream, gone, argument);
+    if (result != ONEHOP_OK) gone(argument);
+    return result;
 }

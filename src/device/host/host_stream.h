@@ -29,6 +29,9 @@ void oh_host_work_release(const oh_host_work *work);
 onehop_host_graph *oh_host_graph_create(void);
 void oh_host_graph_use(onehop_host_graph *graph);
 void oh_host_graph_drop(onehop_host_graph *graph);
+uint64_t oh_host_graph_id(const onehop_host_graph *graph);
+/* gone(argument) is called when the graph ends; on failure it is not. */
+onehop_result oh_host_graph_keep(onehop_host_graph *graph, void (*gone)(void *), void *argument);
 /* Adds a copy of `work` and its arguments; takes over its counted user on success. */
 onehop_result oh_host_graph_record(onehop_host_graph *graph, const oh_host_work *work,
                                    const void *args);
