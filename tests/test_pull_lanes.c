@@ -1,7 +1,7 @@
 /* 1shot_pull and 2shot_pull with two and three lanes per rank under adverse scheduling
  * (support/lanes.h): counters about to wrap and past 2^31 with signals never written, many chunks
  * with one lane held back, any grid after any grid, all algorithms in turn on one communicator, a
- * call on which ranks disagree. Also the program that tests/mutants builds from altered sources.
+ * call on which ranks disagree; rows of captured inputs, by whose addresses some calls go. Also the program that tests/mutants builds from altered sources.
  *
  * test_pull_lanes [deadline in ms [calls in percent]] */
 /* labels: quick timeout=240 */
@@ -10,6 +10,7 @@
 #include "lanes.h"
 
 static unsigned deadline_ms = 60000, percent = 100;
+static bool rows; /* of the groups to come */
 
 static size_t scaled(size_t calls) {
     const size_t n = calls * percent / 100 / (HARNESS_SANITIZED ? 4 : 1);
@@ -47,6 +48,7 @@ static void mixed(const char *what, int world, int lanes, unsigned algorithms, s
                                 0};
     }
     lanes_open(&g, world, lanes, deadline_ms);
+    g.rows = rows;
     if (first_epoch) lanes_preset(&g, first_epoch);
     lanes_run(&g, what, calls, count);
     lanes_close(&g);
@@ -112,6 +114,15 @@ int main(int argc, char **argv) {
     mixed("all algorithms in turn", 3, 3, PUSH | HOST | ONE | TWO, 6000, 0, scaled(120));
     mixed("1shot_pull and 2shot_pull", 7, 2, ONE | TWO, 3000, 0, scaled(60));
     if (percent == 100) mixed("bodies for any number", 9, 2, ONE | TWO, 3000, 0, scaled(60));
+    rows = true;
+    for (int world = 2; world <= 4; world++) {
+        mixed("1shot_pull with rows", world, 2, ONE, 700, 0, scaled(120));
+        mixed("2shot_pull with rows", world, 2, TWO, 700, 0, scaled(120));
+        mixed("all with rows", world, 3, PUSH | HOST | ONE | TWO, 6000, 0, scaled(80));
+    }
+    mixed("all with rows", 7, 2, PUSH | HOST | ONE | TWO, 3000, 0xfffffffbu, scaled(40));
+    mixed("any number of ranks, with rows", 5, 2, ONE | TWO, 3000, 0x80000005u, scaled(60));
+    rows = false;
     ranks_disagree(2, LANES_PULL_1SHOT, 300);
     ranks_disagree(3, LANES_PULL_1SHOT, 9000);
     ranks_disagree(3, LANES_PULL_2SHOT, 9000);

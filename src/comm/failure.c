@@ -55,6 +55,12 @@ static void describe(const onehop_comm *comm, onehop_failure *f) {
                  "differs from rank 0's)",
                  f->epoch, f->peer);
         break;
+    case ONEHOP_ERR_ROW:
+        snprintf(text, size,
+                 "call %u: rank %d's row of captured inputs was not filled for this call, or was "
+                 "released since",
+                 f->epoch, f->peer);
+        break;
     case ONEHOP_ERR_ABORTED:
         snprintf(text, size, "call %u: aborted by onehop_abort", f->epoch);
         break;

@@ -72,6 +72,9 @@ onehop_result onehop_comm_row_fill(onehop_comm *comm, uint32_t row, const void *
     memset(&value, 0, sizeof value);
     value.mode = in ? OH_ROW_DIRECT : OH_ROW_STAGED;
     for (int r = 0; in && r < comm->world; r++) {
+        if (!in[r] || (out && !out[r]))
+            return oh_error(ONEHOP_ERR_NULL, "onehop_comm_row_fill: %s of rank %d is NULL",
+                            in[r] ? "out" : "in", r);
         if ((uintptr_t)in[r] % OH_UNIT_BYTES || (out && (uintptr_t)out[r] % OH_UNIT_BYTES))
             return oh_error(ONEHOP_ERR_ALIGNMENT,
                             "onehop_comm_row_fill: in at %p, out at %p of rank %d, expected "

@@ -43,15 +43,21 @@ OH_FN oh_call_state oh_call_begin(oh_u64 epoch_word) {
     return c;
 }
 
-/* Reached by all threads of a block at one place: group_sync is a barrier. The first thread that
- * triggers does so for its block: hence after the barrier, when all have had their last poll. */
-OH_FN void oh_call_end(const oh_args *a, oh_grid g, oh_call_state c) {
+/* The end of a call for a thread that knows: all threads of the block have read their epoch word, and
+ * all that the block waits for has come. */
+OH_FN void oh_call_leave(const oh_args *a, oh_grid g, oh_call_state c) {
     oh_u32 b;
-    oh_group_sync();
     if (!a->early_trigger) oh_pdl_trigger();
     OH_NO_UNROLL
     for (b = g.block + g.thread * g.blocks; b < a->planes.max_blocks; b += g.blocks * g.threads)
         oh_st_relaxed_gpu_u32(oh_epoch_word(a, b), c.epoch);
+}
+
+/* Reached by all threads of a block at one place: group_sync is a barrier. The first thread that
+ * triggers does so for its block: hence after the barrier, when all have had their last poll. */
+OH_FN void oh_call_end(const oh_args *a, oh_grid g, oh_call_state c) {
+    oh_group_sync();
+    oh_call_leave(a, g, c);
 }
 
 OH_FN oh_u64 oh_signature_address(const oh_args *a, oh_u32 from, oh_u32 to, oh_u32 phase) {

@@ -77,6 +77,11 @@ OH_FN oh_u32 oh_ld_u32(oh_u64 p) {
 OH_FN void oh_st_u32(oh_u64 p, oh_u32 v) {
     asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
+OH_FN oh_u64 oh_ld_u64(oh_u64 p) {
+    oh_u64 v;
+    asm volatile("ld.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
 
 /* ---- ordered accesses: slots, signatures, control ------------------------------------------- */
 OH_FN oh_unit oh_ld_relaxed_sys_unit(oh_u64 p) {
@@ -153,6 +158,9 @@ OH_FN void oh_st_relaxed_gpu_u64(oh_u64 p, oh_u64 v) {
 }
 OH_FN void oh_fence_acq_rel_sys(void) {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+/* For what a GPU orders by the boundary between two kernels and a host does not: nothing here. */
+OH_FN void oh_boundary_fence(void) {
 }
 
 /* ---- group, time, launch chain ---------------------------------------------------------------- */

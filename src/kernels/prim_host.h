@@ -77,6 +77,11 @@ OH_FN oh_u32 oh_ld_u32(oh_u64 p) {
 OH_FN void oh_st_u32(oh_u64 p, oh_u32 v) {
     memcpy(OH_AT(void, p), &v, sizeof v);
 }
+OH_FN oh_u64 oh_ld_u64(oh_u64 p) {
+    oh_u64 v;
+    memcpy(&v, OH_AT(const void, p), sizeof v);
+    return v;
+}
 
 /* ---- ordered accesses: slots, signatures, control ------------------------------------------- */
 OH_FN oh_u32 oh_ld_relaxed_sys_u32(oh_u64 p) {
@@ -143,6 +148,11 @@ OH_FN void oh_fence_acq_rel_sys(void) {
 #else
     __atomic_thread_fence(__ATOMIC_ACQ_REL);
 #endif
+}
+
+/* For what a GPU orders by the boundary between two kernels. */
+OH_FN void oh_boundary_fence(void) {
+    oh_fence_acq_rel_sys();
 }
 
 /* ---- group, time, launch chain ---------------------------------------------------------------- */

@@ -58,12 +58,7 @@ OH_FN oh_u32 oh_signal_await(const oh_args *a, oh_u64 p, oh_u32 what, oh_u32 epo
         OH_NO_UNROLL
         for (n = 0; n < OH_POLLS; n++) {
             word = oh_ld_relaxed_sys_u64(p);
-            if (oh_signal_reached(word, epoch, step)) {
-                /* Pairs with the release in oh_meet: this word, or one the same block stored later.
-                 * */
-                (void)oh_ld_acquire_sys_u64(p);
-                return 1;
-            }
+            if (oh_signal_reached(word, epoch, step)) return 1;
         }
         state = oh_wait_slow(a, state, what, epoch, step, (oh_u32)(word >> 32));
         if (!state) return 0;
@@ -87,10 +82,35 @@ OH_FN oh_u32 oh_meet(const oh_args *a, oh_grid g, oh_u32 which, oh_u32 epoch, oh
     OH_NO_UNROLL
     for (k = g.thread + 1; k < a->world && !dead; k += g.threads) {
         const oh_u32 peer = oh_next_rank(a, k);
-        dead = !oh_signal_await(a, oh_signal_address(a, g.block, which, peer, a->rank),
-                                OH_WAIT_FOR(site, peer, g.thread == 0), epoch, step);
+        const oh_u64 p = oh_signal_address(a, g.block, which, peer, a->rank);
+        dead = !oh_signal_await(a, p, OH_WAIT_FOR(site, peer, g.thread == 0), epoch, step);
+        /* Pairs with the release above: this word, or one the same block stored later. */
+        (void)oh_ld_acquire_sys_u64(p);
     }
     return oh_group_any(dead);
+}
+
+/* ---- shards ------------------------------------------------------------------------------------ */
+/* Of n grains each rank has n / W, the first n mod W one more. */
+typedef struct oh_shards {
+    oh_u32 each, more;
+    oh_u32 grain; /* units: one; a line of 128 bytes where that hardly disturbs the balance; so many
+                     that grains are counted in 32 bits */
+} oh_shards;
+
+OH_FN oh_shards oh_shards_of(oh_u64 units, oh_u32 world) {
+    oh_shards s;
+    oh_u32 grains;
+    s.grain = units < 64 * world ? 1 : units >> 32 ? 4096 : 8;
+    grains = (oh_u32)((units + s.grain - 1) / s.grain);
+    s.each = grains / world;
+    s.more = grains % world;
+    return s;
+}
+
+/* Grains before a rank's shard. */
+OH_FN oh_u32 oh_shard_grains(oh_shards s, oh_u32 rank) {
+    return rank * s.each + (rank < s.more ? rank : s.more);
 }
 
 /* ---- data -------------------------------------------------------------------------------------- */
@@ -119,6 +139,17 @@ OH_FN void oh_in_rank_order(oh_unit *v, oh_u32 rank, oh_u32 world) {
     }
 }
 
+/* The sum in rank order of v[k], of the k-th next rank. */
+OH_FN oh_unit oh_sum_turned(oh_unit *v, oh_u32 rank, oh_u32 dtype, oh_u32 world) {
+    oh_sum sum;
+    oh_u32 k;
+    if (world > 2) oh_in_rank_order(v, rank, world); /* two terms commute */
+    sum = oh_sum_of(v[0], dtype);
+    OH_UNROLL
+    for (k = 1; k < world; k++) sum = oh_sum_add(sum, v[k], dtype);
+    return oh_sum_rounded(sum, dtype);
+}
+
 /* For any world size. `offset` in the slabs; rank 0's term may be the own one. */
 OH_FN oh_unit oh_pull_sum_any(const oh_args *a, oh_unit own, oh_u64 offset, oh_u32 dtype) {
     oh_sum sum = oh_sum_of(a->rank ? oh_ld_unit(a->slabs[0] + offset) : own, dtype);
@@ -137,17 +168,12 @@ OH_FN oh_unit oh_pull_sum(const oh_args *a, oh_unit own, oh_u64 offset, oh_u32 d
                           oh_u32 world) {
     const oh_u64 shift = oh_peer_shift(a, offset);
     oh_unit v[OH_MAX_RANKS];
-    oh_sum sum;
     oh_u32 k;
     if (!world) return oh_pull_sum_any(a, own, offset, dtype);
     v[0] = own;
     OH_UNROLL
     for (k = 1; k < world; k++) v[k] = oh_ld_unit(a->peers[k - 1].there + shift);
-    if (world > 2) oh_in_rank_order(v, a->rank, world); /* two terms commute */
-    sum = oh_sum_of(v[0], dtype);
-    OH_UNROLL
-    for (k = 1; k < world; k++) sum = oh_sum_add(sum, v[k], dtype);
-    return oh_sum_rounded(sum, dtype);
+    return oh_sum_turned(v, a->rank, dtype, world);
 }
 
 #endif

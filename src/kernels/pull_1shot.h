@@ -30,7 +30,7 @@
 #ifndef OH_PULL_1SHOT_H
 #define OH_PULL_1SHOT_H
 
-#include "kernels/pull.h"
+#include "kernels/pull_direct.h"
 
 /* Where a chunk lies in every rank's slab. */
 OH_FN oh_u64 oh_pull_1shot_place(const oh_args *a, oh_u32 epoch, oh_u32 chunk) {
@@ -58,6 +58,7 @@ OH_FN void oh_pull_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
     }
     if (first < a->whole) own = oh_ld_unit(in);
     c = oh_call_begin(epoch_word);
+    if (a->row && oh_pull_by_row(a, g, &c, 1, dtype, world)) return;
     if (first < a->whole && !c.dead) {
         oh_st_unit(oh_own_address(a, oh_pull_1shot_place(a, c.epoch, 0)) +
                        (oh_u64)first * OH_UNIT_BYTES,

@@ -35,26 +35,11 @@
 #ifndef OH_PULL_2SHOT_H
 #define OH_PULL_2SHOT_H
 
-#include "kernels/pull.h"
+#include "kernels/pull_direct.h"
 
-/* Shards of a whole chunk: of n grains each rank has n / W, the first n mod W one more. */
-typedef struct oh_shards {
-    oh_u32 each, more;
-    oh_u32 grain; /* units: one; a line of 128 bytes where that hardly disturbs the balance */
-} oh_shards;
-
-OH_FN oh_shards oh_shards_of(oh_u32 units, oh_u32 world) {
-    oh_shards s;
-    oh_u32 grains;
-    s.grain = units < 64 * world ? 1 : 8;
-    grains = (units + s.grain - 1) / s.grain;
-    s.each = grains / world;
-    s.more = grains % world;
-    return s;
-}
-
+/* Shards are cut from a whole chunk, whose units are counted in 32 bits. */
 OH_FN oh_u32 oh_shard_begin(oh_shards s, oh_u32 rank) {
-    return (rank * s.each + (rank < s.more ? rank : s.more)) * s.grain;
+    return oh_shard_grains(s, rank) * s.grain;
 }
 
 /* Units of the longest shard. */
@@ -163,6 +148,7 @@ OH_FN void oh_pull_2shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
         return;
     }
     c = oh_call_begin(epoch_word);
+    if (a->row && oh_pull_by_row(a, g, &c, 2, dtype, world)) return;
     place = a->planes.pull + (c.phase ? a->planes.pull_bytes : 0);
     p.shards = oh_shards_of(a->units, world ? world : a->world);
     p.here = oh_own_address(a, place);

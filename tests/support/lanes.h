@@ -204,6 +204,7 @@ typedef struct lanes_rank {
     unsigned char *expected;
     pthread_barrier_t boundary;
     oh_args args; /* of the call at hand */
+    oh_row row;   /* and its row */
     pthread_t threads[LANES_MOST_LANES];
 } lanes_rank;
 
@@ -216,6 +217,7 @@ struct lanes_group {
     uint32_t first_epoch;    /* of the first call */
     uint32_t holds, long_us; /* per lane and call: stores held back, and for how long at most */
     bool expect_mismatch;    /* of the last call */
+    bool rows; /* pull calls have a row: two in three go by its addresses, one is staged */
     lanes_rank ranks[ONEHOP_MAX_RANKS];
 };
 
@@ -335,18 +337,41 @@ static void lanes_addresses(lanes_rank *own) {
     a->world = (oh_u32)g->world;
 }
 
-/* Lane 0, before the others start. */
+/* The row of the call at hand. Data lies at one place in all ranks' buffers. */
+static void lanes_fill_row(lanes_rank *own, bool direct, bool in_place) {
+    const lanes_group *g = own->group;
+    const ptrdiff_t at = own->out.data - own->out.memory;
+    memset(&own->row, 0, sizeof own->row);
+    own->row.tag = own->args.tag;
+    own->row.mode = direct ? OH_ROW_DIRECT : OH_ROW_STAGED;
+    for (int r = 0; r < g->world && direct; r++) {
+        own->row.out[r] = (uintptr_t)(g->ranks[r].out.memory + at);
+        own->row.in[r] =
+            in_place ? own->row.out[r] : (oh_u64)(uintptr_t)(g->ranks[r].in.memory + at);
+    }
+}
+
+/* Lane 0, before the others start. The input is overwritten here, which the call before must have
+ * made sure nobody reads any more; and the output. */
 static void lanes_prepare(lanes_rank *own, size_t index) {
     lanes_group *g = own->group;
     const lanes_call *c = &g->calls[index];
+    const bool row = g->rows && c->algorithm >= LANES_PULL_1SHOT, direct = row && index % 3;
+    const bool in_place = c->in_place && !(direct && c->algorithm == LANES_PULL_1SHOT);
     const size_t size = reference_element_bytes(c->dtype), bytes = c->count * size;
     const size_t off = (index * 3 + (size_t)own->rank) % (16 / size) * size * (index % 3 == 0);
     oh_args *a = &own->args;
-    void *in = guarded_place(c->in_place ? &own->out : &own->in, bytes, off);
+    guarded_place(&own->in, 0, 0);
+    void *in = guarded_place(in_place ? &own->out : &own->in, bytes, off);
     memset(a, 0, sizeof *a);
     input_fill(in, c->kind, index + 1, own->rank, 0, c->count, c->dtype);
     a->in = (uintptr_t)in;
-    a->out = c->in_place ? a->in : (uintptr_t)guarded_place(&own->out, bytes, off);
+    a->out = in_place ? a->in : (uintptr_t)guarded_place(&own->out, bytes, off);
+    if (row) {
+        a->row = (uintptr_t)&own->row;
+        a->tag = (oh_u32)index + 1;
+        lanes_fill_row(own, direct, in_place);
+    }
     a->count = c->count;
     lanes_addresses(own);
     a->chunk_bytes = lanes_chunk(g, c, bytes);

@@ -1,0 +1,260 @@
+/* 1shot_pull and 2shot_pull over the graph source: zero copy. A captured call has a row (planes.h)
+ * with every rank's input and output address; blocks read the peers' inputs where they lie.
+ *
+ * Steps of a block:
+ *   load     the epoch word, the row's {tag, mode} and the peers' addresses, all in flight together
+ *   enter    tell the same block of each peer that this rank's kernel has begun; hear it from each
+ *   reduce   1shot: units of the whole message, the sums to the own output
+ *            2shot: units of the own shard, the sums to the own and to every peer's output
+ *   exit     the same again: this block has done with the peers' memory
+ *
+ *   bytes per rank             1shot: (W-1) S received; 2shot: S (W-1)/W received and as much sent
+ *   hops on the critical path  1shot: 4 (a signal, a load and its answer, a signal); 2shot: 5, since
+ *                              the exit waits for the sums to have arrived
+ *
+ * Enter: what the peers read was written by earlier kernels of this rank, and what they write is
+ * read by none of them any more: both are settled when pdl_wait returns. So a relaxed store does,
+ * sent by a thread as soon as it knows the epoch, without a barrier. Any block's signal would speak
+ * for its whole rank; one per block lets all be read at the place that only this block polls.
+ *
+ * Exit: the next kernel of this rank may overwrite its input, or read its output. 1shot: relaxed;
+ * the barrier before it comes after all threads' sums, so after their loads have returned. 2shot: a
+ * release after that barrier, so that the sums stored to a peer are there before the word is. Who
+ * sees the word loads nothing more in this kernel that a peer has written, and the kernel's end
+ * stands between it and all who will: no acquire.
+ *
+ * One barrier in a call. Every thread looks at the peers' words for itself: warps that poll the
+ * same lines cost less than a barrier behind one that polls. The words stay while they do: a peer
+ * writes enter again in its next call, which it begins after this block's exit, sent behind the
+ * barrier; and exit again after this block's enter of the next call. For the same reason the block
+ * may trigger and write its epoch words without another barrier: what one thread has seen has come
+ * for all.
+ *
+ * Threads may differ in `dead`: the mark in the epoch word may come between their loads of it, and
+ * one may give up an enter that another has just seen. 1shot does not ask: an exit promises only
+ * that the block will not read any more, which is as true of a thread that gave up; the own rank
+ * fails by its record. In 2shot an exit promises sums, so one thread that is dead keeps it back from
+ * all peers.
+ *
+ * In place: a position of a shard is read, on any rank, only by the shard's owner, whose thread has
+ * the terms in registers when it stores the sum. 1shot would overwrite what a peer still reads: the
+ * dispatch refuses it.
+ *
+ * Positions are 64-bit byte offsets: there are no chunks here, and a message may have more units
+ * than 32 bits count. Addresses are aligned to 16 bytes, so that only the last unit is short. */
+#ifndef OH_PULL_DIRECT_H
+#define OH_PULL_DIRECT_H
+
+#include "kernels/pull.h"
+
+/* ---- the row ----------------------------------------------------------------------------------- */
+/* Where the k-th next rank's memory is; [0]: the own. The host wrote the row before this graph was
+ * launched. */
+typedef struct oh_reach {
+    oh_u64 in[OH_MAX_RANKS], out[OH_MAX_RANKS];
+} oh_reach;
+
+OH_FN oh_reach oh_reach_of(const oh_args *a, oh_u32 shots, oh_u32 world) {
+    oh_reach to;
+    oh_u32 k;
+    to.in[0] = a->in;
+    to.out[0] = a->out;
+    OH_UNROLL
+    for (k = 1; k < (world ? world : 2); k++) {
+        const oh_u32 r = oh_next_rank(a, k);
+        to.in[k] = oh_ld_u64(OH_MEMBER(a->row, oh_row, in[r]));
+        to.out[k] = shots == 2 ? oh_ld_u64(OH_MEMBER(a->row, oh_row, out[r])) : 0;
+    }
+    return to;
+}
+
+/* Is it this call's row, filled for it? One that would have a thread store to nowhere, or access
+ * unaligned memory, is not. */
+OH_FN oh_u32 oh_row_fits(const oh_args *a, oh_u32 tag, oh_u32 mode, const oh_reach *to,
+                         oh_u32 shots) {
+    if (tag != a->tag) return 0;
+    if (mode == OH_ROW_STAGED) return 1;
+    return mode == OH_ROW_DIRECT && ((a->in | a->out) & (OH_UNIT_BYTES - 1)) == 0 &&
+           (shots == 1 || to->out[1] != 0);
+}
+
+/* ---- meetings ---------------------------------------------------------------------------------- */
+OH_FN void oh_tell_peers(const oh_args *a, oh_grid g, oh_u32 which, oh_u32 epoch) {
+    const oh_u64 word = (oh_u64)1 << 32 | epoch;
+    oh_u32 k;
+    oh_boundary_fence();
+    OH_NO_UNROLL
+    for (k = g.thread + 1; k < a->world; k += g.threads)
+        oh_st_relaxed_sys_u64(oh_signal_address(a, g.block, which, a->rank, oh_next_rank(a, k)),
+                              word);
+}
+
+/* Exit of 2shot: the barrier before it makes the release cover all threads' stores. */
+OH_FN void oh_tell_stored(const oh_args *a, oh_grid g, oh_u32 epoch) {
+    const oh_u64 word = (oh_u64)1 << 32 | epoch;
+    oh_u32 k;
+    oh_boundary_fence();
+    OH_NO_UNROLL
+    for (k = g.thread + 1; k < a->world; k += g.threads)
+        oh_st_release_sys_u64(
+            oh_signal_address(a, g.block, OH_SIGNAL_EXIT, a->rank, oh_next_rank(a, k)), word);
+}
+
+/* Waits, each thread for itself, until the same block of every peer has told. 0: the communicator
+ * died. */
+OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u32 which, oh_u32 epoch, oh_u32 world) {
+    const oh_u32 site = which == OH_SIGNAL_ENTER ? OH_SITE_PULL_ENTER : OH_SITE_PULL_EXIT;
+    oh_u32 n = 0, k, missing = 1;
+    OH_NO_UNROLL
+    while (world && missing && n++ < OH_POLLS) {
+        missing = 0;
+        OH_UNROLL
+        for (k = 1; k < world; k++)
+            missing |= !oh_signal_reached(
+                oh_ld_relaxed_sys_u64(
+                    oh_signal_address(a, g.block, which, oh_next_rank(a, k), a->rank)),
+                epoch, 1);
+    }
+    OH_NO_UNROLL
+    for (k = 1; k < a->world && OH_UNLIKELY(missing); k++) {
+        const oh_u32 peer = oh_next_rank(a, k);
+        if (!oh_signal_await(a, oh_signal_address(a, g.block, which, peer, a->rank),
+                             OH_WAIT_FOR(site, peer, g.thread == 0), epoch, 1))
+            return 0;
+    }
+    oh_boundary_fence();
+    return 1;
+}
+
+/* ---- data -------------------------------------------------------------------------------------- */
+/* Units of every rank that a thread has in flight at once: 32 registers of data. */
+#define OH_DIRECT_MOST         4
+#define OH_DIRECT_UNITS(world) ((world) == 2 ? 4u : (world) <= 4 ? 2u : 1u)
+
+/* Sums the units at `at`, at + step, ...; of a batch that is not `full` those before `end`. */
+OH_FN void oh_direct_batch(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step, oh_u64 end,
+                           oh_u32 full, oh_u32 outs, oh_u32 dtype, oh_u32 world) {
+    oh_unit v[OH_DIRECT_MOST][OH_MAX_RANKS];
+    oh_u32 j, k;
+    OH_UNROLL
+    for (j = 0; j < OH_DIRECT_UNITS(world); j++) {
+        OH_UNROLL
+        for (k = 0; k < world; k++) v[j][k] = oh_unit_armed(); /* to be defined */
+        if (!full && j && at + j * step >= end) continue;
+        OH_UNROLL
+        for (k = 1; k < world; k++) v[j][k] = oh_ld_unit(to->in[k] + at + j * step);
+        v[j][0] = oh_ld_unit(to->in[0] + at + j * step);
+    }
+    OH_UNROLL
+    for (j = 0; j < OH_DIRECT_UNITS(world); j++) {
+        oh_unit sum;
+        if (!full && j && at + j * step >= end) continue;
+        sum = oh_sum_turned(v[j], a->rank, dtype, world);
+        OH_UNROLL
+        for (k = 1; k < world && outs; k++) oh_st_unit(to->out[k] + at + j * step, sum);
+        oh_st_unit(to->out[0] + at + j * step, sum);
+    }
+}
+
+OH_FN oh_unit oh_direct_load(oh_u64 p, oh_u64 left, oh_u32 dtype) {
+    return left < OH_UNIT_BYTES ? oh_load_elements(p, (oh_u32)left, dtype) : oh_ld_unit(p);
+}
+OH_FN void oh_direct_store(oh_u64 p, oh_u64 left, oh_unit v, oh_u32 dtype) {
+    if (left < OH_UNIT_BYTES)
+        oh_store_elements(p, (oh_u32)left, v, dtype);
+    else
+        oh_st_unit(p, v);
+}
+
+/* One unit, of which `left` bytes are there; any number of ranks, in rank order. */
+OH_FN void oh_direct_unit(const oh_args *a, oh_u64 at, oh_u64 left, oh_u32 outs, oh_u32 dtype) {
+    oh_sum sum = oh_sum_of(oh_unit_armed(), dtype);
+    oh_unit v;
+    oh_u32 r;
+    OH_NO_UNROLL
+    for (r = 0; r < a->world; r++) {
+        const oh_u64 in = r == a->rank ? a->in : oh_ld_u64(OH_MEMBER(a->row, oh_row, in[r]));
+        v = oh_direct_load(in + at, left, dtype);
+        sum = r ? oh_sum_add(sum, v, dtype) : oh_sum_of(v, dtype);
+    }
+    v = oh_sum_rounded(sum, dtype);
+    OH_NO_UNROLL
+    for (r = 0; r < a->world && outs; r++)
+        if (r != a->rank)
+            oh_direct_store(oh_ld_u64(OH_MEMBER(a->row, oh_row, out[r])) + at, left, v, dtype);
+    oh_direct_store(a->out + at, left, v, dtype);
+}
+
+/* This thread's units of the bytes to `end`: at, at + step, ... */
+OH_FN void oh_direct_reduce(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step, oh_u64 end,
+                            oh_u32 outs, oh_u32 dtype, oh_u32 world) {
+    const oh_u64 whole = end & ~(oh_u64)(OH_UNIT_BYTES - 1);
+    const oh_u64 ahead = (OH_DIRECT_UNITS(world) - 1) * step;
+    if (world) {
+        OH_NO_UNROLL
+        for (; at + ahead < whole; at += ahead + step)
+            oh_direct_batch(a, to, at, step, whole, 1, outs, dtype, world);
+        if (ahead && at < whole) oh_direct_batch(a, to, at, step, whole, 0, outs, dtype, world);
+        while (ahead && at < whole) at += step;
+    }
+    OH_NO_UNROLL
+    for (; at < end; at += step) oh_direct_unit(a, at, end - at, outs, dtype);
+}
+
+/* ---- calls ------------------------------------------------------------------------------------- */
+typedef struct oh_span {
+    oh_u64 begin, end; /* bytes of the message */
+} oh_span;
+
+OH_FN oh_span oh_direct_shard(const oh_args *a, oh_u64 bytes, oh_u32 world) {
+    const oh_u64 units = bytes / OH_UNIT_BYTES + (bytes % OH_UNIT_BYTES != 0);
+    const oh_shards s = oh_shards_of(units, world ? world : a->world);
+    oh_span shard;
+    shard.begin = (oh_u64)oh_shard_grains(s, a->rank) * s.grain * OH_UNIT_BYTES;
+    shard.end = (oh_u64)oh_shard_grains(s, a->rank + 1) * s.grain * OH_UNIT_BYTES;
+    if (shard.end > bytes) shard.end = bytes;
+    return shard;
+}
+
+/* All of a call but the signature. Ends the block. `shots` 1 or 2. */
+OH_FN void oh_pull_direct(const oh_args *a, oh_grid g, oh_call_state c, const oh_reach *to,
+                          oh_u32 shots, oh_u32 dtype, oh_u32 world) {
+    const oh_u64 bytes = a->count * OH_ELEMENT_BYTES(dtype);
+    const oh_u64 step = (oh_u64)((g.blocks - 1) * g.threads) * OH_UNIT_BYTES;
+    oh_span part;
+    part.begin = 0;
+    part.end = bytes;
+    if (shots == 2) part = oh_direct_shard(a, bytes, world);
+    part.begin += (oh_u64)(g.block * g.threads + g.thread) * OH_UNIT_BYTES;
+    if (!c.dead) oh_tell_peers(a, g, OH_SIGNAL_ENTER, c.epoch);
+    if (a->early_trigger) oh_pdl_trigger();
+    if (!c.dead) c.dead = !oh_hear_peers(a, g, OH_SIGNAL_ENTER, c.epoch, world);
+    if (!c.dead) oh_direct_reduce(a, to, part.begin, step, part.end, shots == 2, dtype, world);
+    if (shots == 2)
+        c.dead = oh_group_any(c.dead);
+    else
+        oh_group_sync();
+    if (!c.dead && shots == 1) oh_tell_peers(a, g, OH_SIGNAL_EXIT, c.epoch);
+    if (!c.dead && shots == 2) oh_tell_stored(a, g, c.epoch);
+    if (!c.dead) c.dead = !oh_hear_peers(a, g, OH_SIGNAL_EXIT, c.epoch, world);
+    oh_call_leave(a, g, c);
+}
+
+/* A call with a row, up to its end if it goes by the row's addresses: 1. Else the workspace serves,
+ * or the call is dead: all threads of all blocks see the same row, and none uses it. */
+OH_FN oh_u32 oh_pull_by_row(const oh_args *a, oh_grid g, oh_call_state *c, oh_u32 shots,
+                            oh_u32 dtype, oh_u32 world) {
+    const oh_u64 head = oh_ld_relaxed_gpu_u64(a->row); /* {tag, mode} */
+    const oh_u32 tag = (oh_u32)head, mode = (oh_u32)(head >> 32);
+    const oh_reach to = oh_reach_of(a, shots, world);
+    if (OH_UNLIKELY(!oh_row_fits(a, tag, mode, &to, shots))) {
+        if (g.thread == 0 && !c->dead)
+            oh_fail(a, OH_FAIL_ROW, (oh_i32)a->rank, OH_SITE_ENTRY, c->epoch, a->tag, tag);
+        c->dead = 1;
+    }
+    if (mode != OH_ROW_DIRECT) return 0;
+    oh_pull_direct(a, g, *c, &to, shots, dtype, world);
+    return 1;
+}
+
+#endif
