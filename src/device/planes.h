@@ -78,6 +78,8 @@ typedef struct oh_control {
 #define OH_SITE_OUTSIDE    6 /* found by the host between calls */
 #define OH_SITE_PULL_ENTER 7 /* waiting for a peer's block to stage */
 #define OH_SITE_PULL_EXIT  8 /* waiting for a peer's block to store its sums */
+#define OH_SITE_SCATTER    9 /* 2shot_push: waiting for a peer's part of the own shard */
+#define OH_SITE_GATHER     10 /* 2shot_push: waiting for the sum of a peer's shard */
 
 typedef struct oh_local {
     oh_u32 stop;        /* nonzero: every wait gives up */

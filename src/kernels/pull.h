@@ -32,12 +32,6 @@
 #include "kernels/call.h"
 #include "kernels/unit.h"
 
-/* The k-th next rank. */
-OH_FN oh_u32 oh_next_rank(const oh_args *a, oh_u32 k) {
-    const oh_u32 r = a->rank + k;
-    return r < a->world ? r : r - a->world;
-}
-
 /* ---- signals ----------------------------------------------------------------------------------- */
 OH_FN oh_u64 oh_signal_address(const oh_args *a, oh_u32 block, oh_u32 which, oh_u32 writer,
                                oh_u32 reader) {

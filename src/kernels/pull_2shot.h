@@ -36,31 +36,7 @@
 #define OH_PULL_2SHOT_H
 
 #include "kernels/pull.h"
-
-/* Shards of a whole chunk: of n grains each rank has n / W, the first n mod W one more. */
-typedef struct oh_shards {
-    oh_u32 each, more;
-    oh_u32 grain; /* units: one; a line of 128 bytes where that hardly disturbs the balance */
-} oh_shards;
-
-OH_FN oh_shards oh_shards_of(oh_u32 units, oh_u32 world) {
-    oh_shards s;
-    oh_u32 grains;
-    s.grain = units < 64 * world ? 1 : 8;
-    grains = (units + s.grain - 1) / s.grain;
-    s.each = grains / world;
-    s.more = grains % world;
-    return s;
-}
-
-OH_FN oh_u32 oh_shard_begin(oh_shards s, oh_u32 rank) {
-    return (rank * s.each + (rank < s.more ? rank : s.more)) * s.grain;
-}
-
-/* Units of the longest shard. */
-OH_FN oh_u32 oh_shard_most(oh_shards s) {
-    return (s.each + (s.more != 0)) * s.grain;
-}
+#include "kernels/shards.h"
 
 /* One thread's part in one chunk. */
 typedef struct oh_portion {
@@ -70,12 +46,6 @@ typedef struct oh_portion {
     oh_u32 first, stride; /* sub-indices of each shard: first, first + stride, ... */
 } oh_portion;
 
-/* End of a rank's shard in this chunk, at most `limit`. */
-OH_FN oh_u32 oh_portion_end(const oh_portion *p, oh_u32 rank, oh_u32 limit) {
-    const oh_u32 end = oh_shard_begin(p->shards, rank + 1);
-    return end < limit ? end : limit;
-}
-
 /* Copies units from..units-1 of the chunk that are this thread's in other ranks' shards: in to pull
  * buffer, or pull buffer to out; one at a time, of any alignment. */
 OH_FN void oh_2shot_copy_rest(const oh_args *a, const oh_portion *p, oh_u32 from, oh_u32 collects,
@@ -84,7 +54,7 @@ OH_FN void oh_2shot_copy_rest(const oh_args *a, const oh_portion *p, oh_u32 from
     if (from >= p->m.units) return;
     OH_NO_UNROLL
     for (k = 1; k < a->world; k++) {
-        const oh_u32 owner = oh_next_rank(a, k), end = oh_portion_end(p, owner, p->m.units);
+        const oh_u32 owner = oh_next_rank(a, k), end = oh_shard_end(p->shards, owner, p->m.units);
         OH_NO_UNROLL
         for (u = oh_shard_begin(p->shards, owner) + p->first; u < end; u += p->stride) {
             const oh_u64 at = p->here + (oh_u64)u * OH_UNIT_BYTES;
@@ -119,7 +89,7 @@ OH_FN void oh_2shot_copy(const oh_args *a, const oh_portion *p, oh_u32 collects,
                 const oh_u32 owner = oh_next_rank(a, k + i);
                 v[i] = oh_unit_armed(); /* to be defined */
                 u[i] = oh_shard_begin(p->shards, owner) + j;
-                if (k + i >= world || u[i] >= oh_portion_end(p, owner, p->m.whole))
+                if (k + i >= world || u[i] >= oh_shard_end(p->shards, owner, p->m.whole))
                     u[i] = p->m.units;
                 if (u[i] < p->m.units) v[i] = oh_ld_unit(from + (oh_u64)u[i] * OH_UNIT_BYTES);
             }
@@ -134,7 +104,7 @@ OH_FN void oh_2shot_copy(const oh_args *a, const oh_portion *p, oh_u32 collects,
 /* This thread's sub-indices of the own shard. `place` is the chunk's offset in every slab. */
 OH_FN void oh_2shot_reduce(const oh_args *a, const oh_portion *p, oh_u64 place, oh_u32 dtype,
                            oh_u32 world) {
-    const oh_u32 end = oh_portion_end(p, a->rank, p->m.units), ranks = world ? world : a->world;
+    const oh_u32 end = oh_shard_end(p->shards, a->rank, p->m.units), ranks = world ? world : a->world;
     oh_u32 u, k;
     OH_NO_UNROLL
     for (u = oh_shard_begin(p->shards, a->rank) + p->first; u < end; u += p->stride) {
