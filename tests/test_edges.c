@@ -12,10 +12,9 @@
 
 #define MOST_BYTES ((size_t)3 << 20)
 
-static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT,
-                                              ONEHOP_HOST_2SHOT,     ONEHOP_1SHOT_PUSH,
-                                              ONEHOP_1SHOT_PULL,     ONEHOP_2SHOT_PULL,
-                                              ONEHOP_2SHOT_PUSH};
+static const onehop_algorithm algorithms[] = {
+    ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT, ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH,
+    ONEHOP_1SHOT_PULL,     ONEHOP_2SHOT_PULL, ONEHOP_2SHOT_PUSH};
 #define ALGORITHMS (int)(sizeof algorithms / sizeof *algorithms)
 static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
 

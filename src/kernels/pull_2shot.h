@@ -104,7 +104,8 @@ OH_FN void oh_2shot_copy(const oh_args *a, const oh_portion *p, oh_u32 collects,
 /* This thread's sub-indices of the own shard. `place` is the chunk's offset in every slab. */
 OH_FN void oh_2shot_reduce(const oh_args *a, const oh_portion *p, oh_u64 place, oh_u32 dtype,
                            oh_u32 world) {
-    const oh_u32 end = oh_shard_end(p->shards, a->rank, p->m.units), ranks = world ? world : a->world;
+    const oh_u32 end = oh_shard_end(p->shards, a->rank, p->m.units),
+                 ranks = world ? world : a->world;
     oh_u32 u, k;
     OH_NO_UNROLL
     for (u = oh_shard_begin(p->shards, a->rank) + p->first; u < end; u += p->stride) {

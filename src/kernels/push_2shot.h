@@ -30,8 +30,8 @@
  *   reduce, sum to p     p re-armed j of chunk c while gathering, before its F(c+1); after that it
  *            scattered its unit of c+1 at j, which this thread has polled in the reduce of c+1, before F(c+2)
  * Both ways the peer's re-arming comes before its fence, and this thread's store after its own. For
- * the scatter one sub-slot would not do: only d's sum of chunk c tells that d has read, and no fence
- * lies between its re-arming and that sum. For the sums one would, if a store can be taken to stay
+ * the scatter one sub-slot would not do: only d's sum of chunk c tells that d has read, and d re-arms
+ * after it has stored that sum. For the sums one would, if a store can be taken to stay
  * behind the load that its value comes from; the memory model does not say so, and the scatter needs
  * two anyway. Nothing is scattered ahead: with chunk c+1 scattered before c is gathered, neither holds.
  *
@@ -50,8 +50,8 @@
 typedef struct oh_2shot_part {
     oh_message m;
     oh_shards shards;
-    oh_u64 scatter, gather; /* the chunk's sub-slots: offsets from phase 0's slot */
-    oh_u32 stride;          /* between this thread's sub-indices */
+    oh_u64 scatter, gather;              /* the chunk's sub-slots: offsets from phase 0's slot */
+    oh_u32 stride;                       /* between this thread's sub-indices */
     oh_u32 scattered, reduced, gathered; /* the sub-index that each step comes to next */
 } oh_2shot_part;
 
