@@ -154,7 +154,9 @@ typedef struct onehop_device {
 typedef enum onehop_algorithm {
     ONEHOP_ALGORITHM_AUTO = 0,
     ONEHOP_1SHOT_PUSH = 1, /* every rank stores its data to every peer; readiness is in the data */
-    ONEHOP_2SHOT_PUSH = 2, /* scatter shards, reduce, push results; one launch, no barrier */
+    ONEHOP_2SHOT_PUSH =
+        2, /* scatter shards, reduce, push results; one launch, no barrier; with less
+                            * than 16 bytes a rank 1SHOT_PUSH runs in its place */
     ONEHOP_1SHOT_PULL = 3, /* signals, then every rank reads every peer's memory */
     ONEHOP_2SHOT_PULL = 4, /* signals; each rank reduces its shard and writes it to all */
     ONEHOP_NCCL = 5,       /* handed to NCCL; only with ONEHOP_FLAG_NCCL */

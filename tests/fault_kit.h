@@ -66,7 +66,7 @@ typedef struct kit_way {
     onehop_algorithm forced;
 } kit_way;
 
-#define KIT_WAYS 5
+#define KIT_WAYS 6
 #define KIT_MOST 80000 /* largest count */
 
 static const kit_way kit_ways[KIT_WAYS] = {
@@ -75,6 +75,7 @@ static const kit_way kit_ways[KIT_WAYS] = {
     {"1shot_push", 3000, ONEHOP_1SHOT_PUSH},      /* three slots: chunks again */
     {"1shot_pull", 30000, ONEHOP_1SHOT_PULL},     /* two halves of the pull buffer: four chunks */
     {"2shot_pull", 30000, ONEHOP_2SHOT_PULL},     /* two chunks */
+    {"2shot_push", 9000, ONEHOP_2SHOT_PUSH},      /* chunks */
 };
 
 static inline float kit_value(int rank, unsigned call, size_t i) {

@@ -64,6 +64,7 @@ static void dead_call(onehop_algorithm algorithm) {
 int main(void) {
     watchdog(30);
     dead_call(ONEHOP_1SHOT_PUSH);
+    dead_call(ONEHOP_2SHOT_PUSH);
     dead_call(ONEHOP_HOST_1SHOT);
     dead_call(ONEHOP_HOST_2SHOT);
     dead_call(ONEHOP_1SHOT_PULL);

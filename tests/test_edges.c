@@ -12,9 +12,9 @@
 
 #define MOST_BYTES ((size_t)3 << 20)
 
-static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT,
-                                              ONEHOP_HOST_2SHOT,     ONEHOP_1SHOT_PUSH,
-                                              ONEHOP_1SHOT_PULL,     ONEHOP_2SHOT_PULL};
+static const onehop_algorithm algorithms[] = {
+    ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT, ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH,
+    ONEHOP_1SHOT_PULL,     ONEHOP_2SHOT_PULL, ONEHOP_2SHOT_PUSH};
 #define ALGORITHMS (int)(sizeof algorithms / sizeof *algorithms)
 static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
 
@@ -77,13 +77,15 @@ static void compare(own *o, onehop_algorithm algorithm, onehop_dtype dtype, size
                               &choice));
     CHECK_INT(ONEHOP_SOURCE_NONE, choice.source); /* pull algorithms are not chosen by themselves */
     if (algorithm) choice.algorithm = algorithm;
+    if (algorithm == ONEHOP_2SHOT_PUSH && bytes <= 16 * ((size_t)o->world - 1))
+        choice.algorithm = ONEHOP_1SHOT_PUSH; /* fewer units than ranks */
     CHECK_INT(before.calls_by[choice.algorithm] + 1, after.calls_by[choice.algorithm]);
 }
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 /* Every size at which some code changes its mind: slot, sub-slot, the host paths' chunk and its
  * multiples, half of the pull buffer and its multiples, table rows, a shard of a line per rank,
- * shards of whole lines. */
+ * shards of whole lines, shards of half a push slot and chunks of them. */
 static size_t limits_of(const own *o, size_t *limits) {
     const oh_planes *p = &o->context->planes;
     size_t n = 0, quarter = p->pull_bytes / 4;
@@ -100,6 +102,8 @@ static size_t limits_of(const own *o, size_t *limits) {
                           p->pull_bytes,
                           2 * p->pull_bytes,
                           3 * (p->pull_bytes / 2),
+                          p->slot_bytes / 2 * (size_t)o->world,
+                          3 * (p->slot_bytes / 4) * (size_t)o->world,
                           1024 * (size_t)o->world,
                           1024,
                           128 * (size_t)o->world,
@@ -111,7 +115,7 @@ static size_t limits_of(const own *o, size_t *limits) {
 
 static void at_limits(onehop_t *context, int rank, int world, void *argument) {
     own o = own_make(context, rank, world, MOST_BYTES);
-    size_t limits[20];
+    size_t limits[24];
     const size_t n = limits_of(&o, limits);
     (void)argument;
     for (size_t i = 0; i < n; i++)
@@ -148,21 +152,23 @@ static void small_sizes(onehop_t *context, int rank, int world, void *argument) 
 /* 1..20W units of 16 bytes, the last one whole or short: shards of none, one and several units, and
  * where lines take their place. Every size on few ranks, a sample that moves on many. */
 static void unit_sizes(onehop_t *context, int rank, int world, void *argument) {
-    static const onehop_algorithm two[] = {ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
+    static const onehop_algorithm some[] = {ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL,
+                                            ONEHOP_2SHOT_PUSH};
     own o = own_make(context, rank, world, 16384);
     const size_t step = world <= 5 && !HARNESS_SANITIZED ? 1 : 5;
     (void)argument;
-    for (int a = 0; a < 2; a++)
+    for (int a = 0; a < 3; a++)
         for (int d = 0; d < 3; d++)
             for (size_t units = 1 + (size_t)(a + d) % step; units <= 20 * (size_t)world;
                  units += step) {
                 const size_t whole = units * 16 / reference_element_bytes(dtypes[d]);
-                compare(&o, two[a], dtypes[d], whole - units % 3, 0, 0, units % 2);
+                compare(&o, some[a], dtypes[d], whole - units % 3, 0, 0, units % 2);
             }
     /* About the size from which shards are whole lines. */
     for (size_t units = 64 * (size_t)world - 9; units <= 64 * (size_t)world + 9 && units <= 1000;
          units += 3)
-        compare(&o, ONEHOP_2SHOT_PULL, ONEHOP_BFLOAT16, units * 8 - 1, 0, 0, units % 2);
+        for (int a = 1; a < 3; a++)
+            compare(&o, some[a], ONEHOP_BFLOAT16, units * 8 - 1, 0, 0, units % 2);
     own_free(&o);
 }
 

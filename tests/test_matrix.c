@@ -25,10 +25,10 @@ typedef struct board {
 
 static board *shared;
 
-static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT,
-                                              ONEHOP_HOST_2SHOT,     ONEHOP_1SHOT_PUSH,
-                                              ONEHOP_1SHOT_PULL,     ONEHOP_2SHOT_PULL};
-#define ALGORITHMS 6
+static const onehop_algorithm algorithms[] = {
+    ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT, ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH,
+    ONEHOP_1SHOT_PULL,     ONEHOP_2SHOT_PULL, ONEHOP_2SHOT_PUSH};
+#define ALGORITHMS (int)(sizeof algorithms / sizeof *algorithms)
 
 /* Buffers of one rank. */
 typedef struct own {

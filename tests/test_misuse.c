@@ -96,7 +96,6 @@ static void arguments_of_calls(void) {
      onehop_all_reduce_with(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, s))
     REFUSED(ONEHOP_ERR_ALGORITHM, "(99) is not available on the host device",
             WITH(algorithm, (onehop_algorithm)99));
-    REFUSED(ONEHOP_ERR_ALGORITHM, "2shot_push", WITH(algorithm, ONEHOP_2SHOT_PUSH));
     REFUSED(ONEHOP_ERR_ALGORITHM, "nccl", WITH(algorithm, ONEHOP_NCCL));
     REFUSED(ONEHOP_ERR_ALGORITHM, "local_copy", WITH(algorithm, ONEHOP_LOCAL_COPY));
     REFUSED(ONEHOP_ERR_ALGORITHM, "source workspace", WITH(source, ONEHOP_SOURCE_WORKSPACE));

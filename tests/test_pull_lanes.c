@@ -1,4 +1,4 @@
-/* 1shot_pull and 2shot_pull with two and three lanes per rank under adverse scheduling
+/* 1shot_pull, 2shot_pull and 2shot_push with two and three lanes per rank under adverse scheduling
  * (support/lanes.h): counters about to wrap and past 2^31 with signals never written, many chunks
  * with one lane held back, any grid after any grid, all algorithms in turn on one communicator, a
  * call on which ranks disagree; rows of captured inputs, by whose addresses some calls go. Also the program that tests/mutants builds from altered sources.
@@ -6,7 +6,7 @@
  * test_pull_lanes [deadline in ms [calls in percent]] */
 /* labels: quick timeout=240 */
 #define LANES_HOST_PATHS
-#define LANES_PULLS_TOO
+#define LANES_ALL_BODIES
 #include "lanes.h"
 
 static unsigned deadline_ms = 60000, percent = 100;
@@ -23,7 +23,9 @@ enum {
     PUSH = 1 << LANES_PUSH,
     HOST = 1 << LANES_HOST_1SHOT | 1 << LANES_HOST_2SHOT,
     ONE = 1 << LANES_PULL_1SHOT,
-    TWO = 1 << LANES_PULL_2SHOT
+    TWO = 1 << LANES_PULL_2SHOT,
+    PUSH_TWO = 1 << LANES_PUSH_2SHOT,
+    ALL = PUSH | HOST | ONE | TWO | PUSH_TWO
 };
 
 /* Calls of any of `algorithms`, of at most `most` elements, one lane of one rank held back. */
@@ -34,12 +36,13 @@ static void mixed(const char *what, int world, int lanes, unsigned algorithms, s
     uint64_t random = algorithms * 64u + (unsigned)(world * 4 + lanes);
     for (size_t i = 0; i < count; i++) {
         lanes_algorithm a;
-        do a = (lanes_algorithm)(random_next(&random) % 5);
+        do a = (lanes_algorithm)(random_next(&random) % 6);
         while (!(algorithms >> a & 1u));
         /* 1shot_push has not all types for all numbers of ranks here. */
         calls[i] = (lanes_call){a,
                                 dtypes[random_next(&random) % (a == LANES_PUSH ? 2 : 3)],
-                                1 + random_next(&random) % most,
+                                (a == LANES_PUSH_2SHOT ? (size_t)world * 8 : 1) +
+                                    random_next(&random) % most,
                                 grids[random_next(&random) % 5],
                                 i % 3 == 0,
                                 i % 4 ? INPUT_REAL : INPUT_MIXED,
@@ -55,7 +58,8 @@ static void mixed(const char *what, int world, int lanes, unsigned algorithms, s
     free(calls);
 }
 
-/* Chunks of 4 KiB, the last one short, the next call at once. */
+/* Many chunks (of 2shot_push: 2 KiB a rank, one to eight of them), the last one short, the next call at
+ * once. */
 static void chunk_after_chunk(int world, int lanes, lanes_algorithm algorithm) {
     lanes_group g;
     const size_t count = scaled(48);
@@ -100,31 +104,35 @@ int main(int argc, char **argv) {
     for (int world = 2; world <= 3; world++) {
         /* Nobody has signalled when calls count past 2^31; then through both wraps. */
         mixed("signals never written", world, 2, ONE | TWO, 3000, 0x80000005u, 12);
-        mixed("counters about to wrap", world, 2, ONE | TWO, 3000, 0x7ffffffbu, 20);
-        mixed("counters about to wrap", world, 2, ONE | TWO, 3000, 0xfffffffbu, 20);
+        mixed("counters about to wrap", world, 2, ONE | TWO | PUSH_TWO, 3000, 0x7ffffffbu, 20);
+        mixed("counters about to wrap", world, 2, ONE | TWO | PUSH_TWO, 3000, 0xfffffffbu, 20);
     }
-    mixed("bodies for any number of ranks", 5, 2, ONE | TWO, 3000, 0, scaled(60));
+    mixed("bodies for any number of ranks", 5, 2, ONE | TWO | PUSH_TWO, 6000, 0, scaled(60));
     for (int world = 2; world <= 4; world++) {
         mixed("1shot_pull, any grid after any grid", world, 2, ONE, 1500, 0, scaled(120));
         mixed("2shot_pull, any grid after any grid", world, 2, TWO, 1500, 0, scaled(120));
         chunk_after_chunk(world, 2, LANES_PULL_1SHOT);
         chunk_after_chunk(world, 2, LANES_PULL_2SHOT);
-        mixed("all algorithms in turn", world, 2, PUSH | HOST | ONE | TWO, 6000, 0, scaled(160));
+        mixed("2shot_push, any grid after any grid", world, 2, PUSH_TWO, 1500, 0, scaled(120));
+        chunk_after_chunk(world, 2, LANES_PUSH_2SHOT);
+        mixed("all algorithms in turn", world, 2, ALL, 6000, 0, scaled(160));
     }
-    mixed("all algorithms in turn", 3, 3, PUSH | HOST | ONE | TWO, 6000, 0, scaled(120));
-    mixed("1shot_pull and 2shot_pull", 7, 2, ONE | TWO, 3000, 0, scaled(60));
-    if (percent == 100) mixed("bodies for any number", 9, 2, ONE | TWO, 3000, 0, scaled(60));
+    mixed("all algorithms in turn", 3, 3, ALL, 6000, 0, scaled(120));
+    mixed("two shots and 1shot_pull", 7, 2, ONE | TWO | PUSH_TWO, 6000, 0, scaled(60));
+    if (percent == 100)
+        mixed("bodies for any number", 9, 2, ONE | TWO | PUSH_TWO, 3000, 0, scaled(60));
     rows = true;
     for (int world = 2; world <= 4; world++) {
         mixed("1shot_pull with rows", world, 2, ONE, 700, 0, scaled(120));
         mixed("2shot_pull with rows", world, 2, TWO, 700, 0, scaled(120));
-        mixed("all with rows", world, 3, PUSH | HOST | ONE | TWO, 6000, 0, scaled(80));
+        mixed("all with rows", world, 3, ALL, 6000, 0, scaled(80));
     }
-    mixed("all with rows", 7, 2, PUSH | HOST | ONE | TWO, 3000, 0xfffffffbu, scaled(40));
+    mixed("all with rows", 7, 2, ALL, 3000, 0xfffffffbu, scaled(40));
     mixed("any number of ranks, with rows", 5, 2, ONE | TWO, 3000, 0x80000005u, scaled(60));
     rows = false;
     ranks_disagree(2, LANES_PULL_1SHOT, 300);
     ranks_disagree(3, LANES_PULL_1SHOT, 9000);
     ranks_disagree(3, LANES_PULL_2SHOT, 9000);
+    ranks_disagree(3, LANES_PUSH_2SHOT, 9000);
     return 0;
 }

@@ -122,11 +122,19 @@ static size_t pull_chunk_bytes(const oh_dispatch *d, onehop_algorithm a, size_t 
     return equal_pieces(bytes, oh_round_down(a == ONEHOP_1SHOT_PULL ? whole / 2 : whole, 128));
 }
 
+/* A message whose shards fit half a slot each goes whole; else its shards take a quarter at most. */
+static size_t push_2shot_chunk_bytes(const oh_dispatch *d, size_t bytes) {
+    const size_t whole = (size_t)d->world * (d->planes.slot_bytes / 2);
+    const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES);
+    return padded <= whole ? padded : equal_pieces(bytes, whole / 2);
+}
+
 /* Pieces: a message that fits its slot goes whole; else in halves of a push slot, or in quarters of
  * the area that a rank publishes in. */
 static size_t chunk_bytes_for(const oh_dispatch *d, onehop_algorithm a, size_t bytes) {
     const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES);
     if (is_pull(a)) return pull_chunk_bytes(d, a, bytes);
+    if (a == ONEHOP_2SHOT_PUSH) return push_2shot_chunk_bytes(d, bytes);
     if (a == ONEHOP_HOST_1SHOT && padded <= 64 * K && padded <= d->planes.pull_bytes) return padded;
     if (is_host_path(a)) {
         const size_t quarter = oh_round_down(d->planes.pull_bytes / 4, 128);
@@ -276,6 +284,10 @@ onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_
         if (!result) *plan_out = plan;
         return result;
     }
+    /* Shards of no unit: some rank would own none. */
+    if (plan.choice.algorithm == ONEHOP_2SHOT_PUSH &&
+        oh_round_up(q->bytes, OH_UNIT_BYTES) < (size_t)d->world * OH_UNIT_BYTES)
+        plan.choice.algorithm = ONEHOP_1SHOT_PUSH;
     const bool known = (unsigned)plan.choice.algorithm <= ONEHOP_LOCAL_COPY;
     plan.kernel = known ? d->kernels[plan.choice.algorithm][q->dtype] : -1;
     if (plan.kernel < 0)

@@ -8,6 +8,7 @@ typedef struct row {
 } row;
 
 #define OH_ALGORITHM_1shot_push ONEHOP_1SHOT_PUSH
+#define OH_ALGORITHM_2shot_push ONEHOP_2SHOT_PUSH
 #define OH_ALGORITHM_1shot_pull ONEHOP_1SHOT_PULL
 #define OH_ALGORITHM_2shot_pull ONEHOP_2SHOT_PULL
 

@@ -30,13 +30,8 @@
 #define OH_PULL_H
 
 #include "kernels/call.h"
+#include "kernels/shards.h"
 #include "kernels/unit.h"
-
-/* The k-th next rank. */
-OH_FN oh_u32 oh_next_rank(const oh_args *a, oh_u32 k) {
-    const oh_u32 r = a->rank + k;
-    return r < a->world ? r : r - a->world;
-}
 
 /* ---- signals ----------------------------------------------------------------------------------- */
 OH_FN oh_u64 oh_signal_address(const oh_args *a, oh_u32 block, oh_u32 which, oh_u32 writer,
@@ -88,29 +83,6 @@ OH_FN oh_u32 oh_meet(const oh_args *a, oh_grid g, oh_u32 which, oh_u32 epoch, oh
         (void)oh_ld_acquire_sys_u64(p);
     }
     return oh_group_any(dead);
-}
-
-/* ---- shards ------------------------------------------------------------------------------------ */
-/* Of n grains each rank has n / W, the first n mod W one more. */
-typedef struct oh_shards {
-    oh_u32 each, more;
-    oh_u32 grain; /* units: one; a line of 128 bytes where that hardly disturbs the balance; so many
-                     that grains are counted in 32 bits */
-} oh_shards;
-
-OH_FN oh_shards oh_shards_of(oh_u64 units, oh_u32 world) {
-    oh_shards s;
-    oh_u32 grains;
-    s.grain = units < 64 * world ? 1 : units >> 32 ? 4096 : 8;
-    grains = (oh_u32)((units + s.grain - 1) / s.grain);
-    s.each = grains / world;
-    s.more = grains % world;
-    return s;
-}
-
-/* Grains before a rank's shard. */
-OH_FN oh_u32 oh_shard_grains(oh_shards s, oh_u32 rank) {
-    return rank * s.each + (rank < s.more ? rank : s.more);
 }
 
 /* ---- data -------------------------------------------------------------------------------------- */

@@ -37,16 +37,6 @@
 
 #include "kernels/pull_direct.h"
 
-/* Shards are cut from a whole chunk, whose units are counted in 32 bits. */
-OH_FN oh_u32 oh_shard_begin(oh_shards s, oh_u32 rank) {
-    return oh_shard_grains(s, rank) * s.grain;
-}
-
-/* Units of the longest shard. */
-OH_FN oh_u32 oh_shard_most(oh_shards s) {
-    return (s.each + (s.more != 0)) * s.grain;
-}
-
 /* One thread's part in one chunk. */
 typedef struct oh_portion {
     oh_message m;
@@ -54,12 +44,6 @@ typedef struct oh_portion {
     oh_u64 here;          /* the chunk's place in the own pull buffer */
     oh_u32 first, stride; /* sub-indices of each shard: first, first + stride, ... */
 } oh_portion;
-
-/* End of a rank's shard in this chunk, at most `limit`. */
-OH_FN oh_u32 oh_portion_end(const oh_portion *p, oh_u32 rank, oh_u32 limit) {
-    const oh_u32 end = oh_shard_begin(p->shards, rank + 1);
-    return end < limit ? end : limit;
-}
 
 /* Copies units from..units-1 of the chunk that are this thread's in other ranks' shards: in to pull
  * buffer, or pull buffer to out; one at a time, of any alignment. */
@@ -69,7 +53,7 @@ OH_FN void oh_2shot_copy_rest(const oh_args *a, const oh_portion *p, oh_u32 from
     if (from >= p->m.units) return;
     OH_NO_UNROLL
     for (k = 1; k < a->world; k++) {
-        const oh_u32 owner = oh_next_rank(a, k), end = oh_portion_end(p, owner, p->m.units);
+        const oh_u32 owner = oh_next_rank(a, k), end = oh_shard_end(p->shards, owner, p->m.units);
         OH_NO_UNROLL
         for (u = oh_shard_begin(p->shards, owner) + p->first; u < end; u += p->stride) {
             const oh_u64 at = p->here + (oh_u64)u * OH_UNIT_BYTES;
@@ -104,7 +88,7 @@ OH_FN void oh_2shot_copy(const oh_args *a, const oh_portion *p, oh_u32 collects,
                 const oh_u32 owner = oh_next_rank(a, k + i);
                 v[i] = oh_unit_armed(); /* to be defined */
                 u[i] = oh_shard_begin(p->shards, owner) + j;
-                if (k + i >= world || u[i] >= oh_portion_end(p, owner, p->m.whole))
+                if (k + i >= world || u[i] >= oh_shard_end(p->shards, owner, p->m.whole))
                     u[i] = p->m.units;
                 if (u[i] < p->m.units) v[i] = oh_ld_unit(from + (oh_u64)u[i] * OH_UNIT_BYTES);
             }
@@ -119,7 +103,8 @@ OH_FN void oh_2shot_copy(const oh_args *a, const oh_portion *p, oh_u32 collects,
 /* This thread's sub-indices of the own shard. `place` is the chunk's offset in every slab. */
 OH_FN void oh_2shot_reduce(const oh_args *a, const oh_portion *p, oh_u64 place, oh_u32 dtype,
                            oh_u32 world) {
-    const oh_u32 end = oh_portion_end(p, a->rank, p->m.units), ranks = world ? world : a->world;
+    const oh_u32 end = oh_shard_end(p->shards, a->rank, p->m.units),
+                 ranks = world ? world : a->world;
     oh_u32 u, k;
     OH_NO_UNROLL
     for (u = oh_shard_begin(p->shards, a->rank) + p->first; u < end; u += p->stride) {

@@ -79,16 +79,14 @@ OH_FN void oh_rearm(const oh_args *a, oh_u64 at, oh_u32 world) {
 }
 
 /* Waits until a unit of one source has arrived. 0: the communicator died. */
-OH_FN oh_i32 oh_poll_unit(const oh_args *a, oh_u64 p, oh_u32 source, oh_u32 epoch,
-                          oh_i32 looks_at_host) {
+OH_FN oh_i32 oh_poll_unit(const oh_args *a, oh_u64 p, oh_u32 what, oh_u32 epoch) {
     oh_u64 state = 0;
     oh_u32 n = 0;
     OH_NO_UNROLL
     while (!oh_unit_arrived(oh_ld_relaxed_sys_unit(p))) {
         if (++n < OH_POLLS) continue;
         n = 0;
-        state = oh_wait_slow(a, state, OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, source, looks_at_host),
-                             epoch, 0, OH_SENTINEL);
+        state = oh_wait_slow(a, state, what, epoch, 0, OH_SENTINEL);
         if (!state) return 0;
     }
     return 1;
@@ -120,7 +118,9 @@ OH_FN oh_i32 oh_finish_unit(const oh_args *a, const oh_message *m, oh_u32 unit, 
     oh_u32 j;
     OH_NO_UNROLL
     for (j = 0; j + 1 < a->world; j++)
-        if (!oh_poll_unit(a, a->peers[j].from + at, oh_other_rank(a, j), epoch, looks_at_host))
+        if (!oh_poll_unit(a, a->peers[j].from + at,
+                          OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, oh_other_rank(a, j), looks_at_host),
+                          epoch))
             return 0;
     own = oh_load_unit(m, unit, dtype);
     if (world) {

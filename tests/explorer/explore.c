@@ -30,6 +30,7 @@ typedef struct row {
 /* One chunk: n units on b blocks of t threads. Many: chunks of c units. */
 #define GRID(b, t, n)       {PUSH_1SHOT, b, t, n, 0}
 #define CHUNKED(b, t, n, c) {PUSH_1SHOT, b, t, n, c}
+#define TWO_SHOT(b, t, n, c) {PUSH_2SHOT, b, t, n, c}
 #define ONE(chunks)         {HOST_1SHOT, 0, 0, chunks, 0}
 #define TWO(chunks)         {HOST_2SHOT, 0, 0, chunks, 0}
 #define CALLS(...)          .calls = {__VA_ARGS__}
@@ -40,6 +41,8 @@ typedef struct row {
 #define THREE_SMALL      CALLS(GRID(1, 1, 1), GRID(1, 1, 1), GRID(1, 1, 1))
 #define FOUR_CHUNKS      CALLS(CHUNKED(1, 1, 4, 1), GRID(1, 1, 2), CHUNKED(1, 1, 3, 1))
 #define TWO_THREADS      CALLS(CHUNKED(2, 1, 6, 2), CHUNKED(1, 1, 3, 1))
+#define THREE_2SHOT      CALLS(TWO_SHOT(1, 1, 2, 0), TWO_SHOT(1, 1, 2, 0), TWO_SHOT(1, 1, 2, 0))
+#define CHUNKS_2SHOT     CALLS(TWO_SHOT(1, 1, 8, 2), TWO_SHOT(1, 1, 4, 0), TWO_SHOT(1, 1, 5, 2))
 
 /* clang-format off */
 static const row rows[] = {
@@ -81,6 +84,25 @@ static const row rows[] = {
     {"1shot_push chunks", "no fence, stores in order", GOOD, false, {.world = 2, .no_guard = true, .no_fence = true, .in_order = true, FOUR_CHUNKS}},
     {"1shot_push chunks", "two chunks need no fence", GOOD, false, {.world = 2, .no_fence = true, CALLS(CHUNKED(1, 1, 2, 1), CHUNKED(1, 1, 4, 2), CHUNKED(1, 1, 2, 1))}},
     {"1shot_push chunks", "a unit changes its thread from chunk to chunk", BAD, false, {.world = 2, .no_guard = true, .units_wander = true, CALLS(CHUNKED(2, 1, 6, 2))}},
+    /* ---- 2shot_push ---- */
+    {"2shot_push", "three calls, W=2", GOOD, false, {.world = 2, THREE_2SHOT}},
+    {"2shot_push", "with 1shot_push in between, W=2", GOOD, false, {.world = 2, CALLS(TWO_SHOT(1, 1, 3, 0), GRID(1, 1, 1), TWO_SHOT(2, 1, 4, 0), GRID(1, 1, 1))}},
+    {"2shot_push", "two calls, no signatures, W=3", GOOD, false, {.world = 3, .no_signatures = true, CALLS(TWO_SHOT(1, 1, 3, 0), TWO_SHOT(1, 1, 3, 0))}},
+    {"2shot_push", "four chunks, one, three with a short shard, W=2", GOOD, false, {.world = 2, CHUNKS_2SHOT}},
+    {"2shot_push", "two threads, three chunks, W=2", GOOD, false, {.world = 2, .no_signatures = true, CALLS(TWO_SHOT(2, 1, 12, 4))}},
+    {"2shot_push", "three chunks, no signatures, W=3", GOOD, true, {.world = 3, .no_signatures = true, CALLS(TWO_SHOT(1, 1, 9, 3))}},
+    {"2shot_push", "one phase", BAD, false, {.world = 2, .no_guard = true, .one_phase = true, THREE_2SHOT}},
+    {"2shot_push", "calls do not order stores", BAD, false, {.world = 2, .no_guard = true, .no_boundary = true, THREE_2SHOT}},
+    {"2shot_push", "one sub-slot for data", BAD, false, {.world = 2, .no_guard = true, .sub_slots = 1, CHUNKS_2SHOT}},
+    {"2shot_push", "one sub-slot for data, stores in order", BAD, false, {.world = 2, .no_guard = true, .in_order = true, .sub_slots = 1, CHUNKS_2SHOT}},
+    {"2shot_push", "one sub-slot for sums, loads in order", GOOD, false, {.world = 2, .one_result = true, CHUNKS_2SHOT}},
+    {"2shot_push", "a phase per chunk", BAD, false, {.world = 2, .no_guard = true, .phase_per_chunk = true, CALLS(TWO_SHOT(1, 1, 4, 2), TWO_SHOT(1, 1, 4, 2), TWO_SHOT(1, 1, 2, 0))}},
+    {"2shot_push", "no fence between chunks", BAD, false, {.world = 2, .no_guard = true, .no_fence = true, CHUNKS_2SHOT}},
+    {"2shot_push", "no fence, stores in order", GOOD, false, {.world = 2, .no_guard = true, .no_fence = true, .in_order = true, CHUNKS_2SHOT}},
+    {"2shot_push", "a chunk scattered ahead", BAD, false, {.world = 2, .no_guard = true, .scatters_ahead = true, CHUNKS_2SHOT}},
+    {"2shot_push", "a unit changes its thread from chunk to chunk", BAD, false, {.world = 2, .no_guard = true, .units_wander = true, CALLS(TWO_SHOT(2, 1, 12, 4))}},
+    {"2shot_push", "one lane, chunks, W=2", GOOD, false, {.world = 2, .lane = true, CHUNKS_2SHOT}},
+    {"2shot_push", "one lane, two calls, W=3", GOOD, false, {.world = 3, .lane = true, CALLS(TWO_SHOT(1, 1, 3, 0), TWO_SHOT(1, 1, 3, 0))}},
     /* ---- the same bodies on the host device: one lane, fences in place of kernels ---- */
     {"1shot_push lane", "five grids, W=2", GOOD, false, {.world = 2, .lane = true, FIVE_GRIDS}},
     {"1shot_push lane", "three calls, W=3", GOOD, false, {.world = 3, .lane = true, THREE_SMALL}},

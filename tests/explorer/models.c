@@ -7,7 +7,7 @@
 #include <string.h>
 
 typedef struct layout {
-    int slots, slot_units, unit_words;
+    int slots, slot_units, half_units, unit_words; /* half: where sums begin in a slot */
     int epochs, blocks, threads;
     int signatures, progress;
     int areas;
@@ -35,6 +35,16 @@ static int chunk_units_of(const call *c) {
 
 static int chunks_of(const call *c) {
     return (c->units + chunk_units_of(c) - 1) / chunk_units_of(c);
+}
+
+static bool is_push(const call *c) {
+    return c->algorithm == PUSH_1SHOT || c->algorithm == PUSH_2SHOT;
+}
+
+/* oh_shard_begin, of units */
+static int shard_begin(const call *c, int world, int rank) {
+    const int units = chunk_units_of(c), more = units % world;
+    return rank * (units / world) + (rank < more ? rank : more);
 }
 
 /* Host paths: a rank's peers, a bit each. */
@@ -88,11 +98,20 @@ static void lay_out(builder *b) {
     at->unit_words = or_default(m->unit_words, 1);
     at->threads = at->blocks = 1;
     for (const call *c = m->calls; c->units; c++) {
-        const int room = chunk_units_of(c) * (chunks_of(c) > 1 ? or_default(m->sub_slots, 2) : 1);
-        if (c->algorithm != PUSH_1SHOT) {
+        const int most =
+            shard_begin(c, m->world, 1) * (chunks_of(c) > 1 ? or_default(m->sub_slots, 2) : 1);
+        if (c->algorithm == PUSH_2SHOT && most > at->half_units) at->half_units = most;
+    }
+    for (const call *c = m->calls; c->units; c++) {
+        const int subs = chunks_of(c) > 1 ? or_default(m->sub_slots, 2) : 1;
+        int room = chunk_units_of(c) * subs;
+        if (!is_push(c)) {
             host = true;
             continue;
         }
+        if (c->algorithm == PUSH_2SHOT)
+            room = at->half_units +
+                   shard_begin(c, m->world, 1) * (chunks_of(c) > 1 && !m->one_result ? 2 : 1);
         if (c->blocks + 1 > at->blocks) at->blocks = c->blocks + 1;
         if (c->threads > at->threads) at->threads = c->threads;
         if (room > at->slot_units) at->slot_units = room;
@@ -181,6 +200,98 @@ static void emit_data(const builder *b, program *p, int k) {
     }
 }
 
+/* ---- 2shot_push
+ * --------------------------------------------------------------------------------------------- */
+/* Stores one unit to `to`, or polls and re-arms the one from there. */
+static void emit_2shot_store(const builder *b, program *p, chunk_at c, int to, int j) {
+    op *o = emit(p, OP_STORE, slot_word(b, to, p->rank, c.first + j, 0), slot_step(b),
+                 tag_of(c.k, c.chunk));
+    o->flips = (uint8_t)c.flips;
+}
+static void emit_2shot_poll(const builder *b, program *p, chunk_at c, int from, int j) {
+    op *o = emit(p, OP_AWAIT_DATA, slot_word(b, p->rank, from, c.first + j, 0), slot_step(b),
+                 tag_of(c.k, c.chunk));
+    o->flips = (uint8_t)c.flips;
+}
+static void emit_2shot_rearm(const builder *b, program *p, chunk_at c, int from, int j) {
+    op *o = emit(p, OP_STORE, slot_word(b, p->rank, from, c.first + j, 0), slot_step(b), 0);
+    o->flips = (uint8_t)c.flips;
+}
+
+/* A thread's part in one chunk: places of data and of sums in a slot, sub-indices. */
+typedef struct part {
+    chunk_at scatter, gather;
+    const call *c;
+    int units, first, stride;
+} part;
+
+static part part_of(const builder *b, const program *p, int k, int chunk) {
+    const model *m = b->m;
+    const call *c = &m->calls[k];
+    const int full = chunk_units_of(c), left = c->units - chunk * full,
+              most = shard_begin(c, m->world, 1), subs = or_default(m->sub_slots, 2);
+    part t = {{k, chunk, 0, chunk % subs * most},
+              {k, chunk, 0, 0},
+              c,
+              left < full ? left : full,
+              0,
+              c->blocks * c->threads};
+    t.gather.first = b->at.half_units + (m->one_result ? 0 : chunk % 2 * most);
+    t.first = (p->block * c->threads + p->thread + (m->units_wander ? chunk / 2 : 0)) % t.stride;
+    if (m->phase_per_chunk) {
+        t.scatter.flips = t.gather.flips = chunk;
+        t.scatter.first = 0, t.gather.first = b->at.half_units;
+    }
+    return t;
+}
+
+/* Sub-indices of a shard in a chunk that may be short. */
+static int shard_units(const builder *b, const part *t, int rank) {
+    const int begin = shard_begin(t->c, b->m->world, rank),
+              end = shard_begin(t->c, b->m->world, rank + 1);
+    return (end < t->units ? end : t->units) - begin;
+}
+
+static void emit_scatter(const builder *b, program *p, const part *t) {
+    for (int d = 1; d < b->m->world; d++) {
+        const int to = (p->rank + d) % b->m->world;
+        for (int j = t->first; j < shard_units(b, t, to); j += t->stride)
+            emit_2shot_store(b, p, t->scatter, to, j);
+    }
+}
+
+static void emit_2shot_reduce(const builder *b, program *p, const part *t) {
+    for (int j = t->first; j < shard_units(b, t, p->rank); j += t->stride)
+        for (int step = 0; step < 3; step++)
+            for (int r = 0; r < b->m->world; r++) {
+                if (r == p->rank) continue;
+                if (step == 0) emit_2shot_poll(b, p, t->scatter, r, j);
+                if (step == 1) emit_2shot_store(b, p, t->gather, r, j);
+                if (step == 2) emit_2shot_rearm(b, p, t->scatter, r, j);
+            }
+}
+
+static void emit_2shot_gather(const builder *b, program *p, const part *t) {
+    for (int r = 0; r < b->m->world; r++)
+        for (int j = t->first; r != p->rank && j < shard_units(b, t, r); j += t->stride) {
+            emit_2shot_poll(b, p, t->gather, r, j);
+            emit_2shot_rearm(b, p, t->gather, r, j);
+        }
+}
+
+static void emit_2shot(const builder *b, program *p, int k) {
+    const model *m = b->m;
+    const int chunks = chunks_of(&m->calls[k]);
+    for (int chunk = 0; chunk < chunks; chunk++) {
+        const part t = part_of(b, p, k, chunk), next = part_of(b, p, k, chunk + 1);
+        if (chunk && !m->no_fence) emit(p, OP_FENCE, 0, 0, 0);
+        if (!chunk || !m->scatters_ahead) emit_scatter(b, p, &t);
+        emit_2shot_reduce(b, p, &t);
+        if (m->scatters_ahead && chunk + 1 < chunks) emit_scatter(b, p, &next);
+        emit_2shot_gather(b, p, &t);
+    }
+}
+
 static void emit_signature_send(const builder *b, program *p, int k, int to, uint8_t readers,
                                 bool release) {
     op *o = emit(p, OP_STORE, signature_word(b, to, p->rank), b->m->one_phase ? 0 : 1, k + 1);
@@ -238,6 +349,8 @@ static void emit_block(const builder *b, program *p, int k) {
     emit(p, OP_EPOCH, epoch_word(b, p->rank, p->block), 0, 0);
     if (p->block == c->blocks)
         emit_signatures(b, p, k);
+    else if (c->algorithm == PUSH_2SHOT)
+        emit_2shot(b, p, k);
     else
         emit_data(b, p, k);
     emit_call_end(b, p, k);
@@ -365,7 +478,7 @@ static void emit_lane_host(const builder *b, program *p, int k) {
 
 static void emit_lane(const builder *b, program *p) {
     for (int k = 0; k < calls_of(b->m); k++) {
-        if (b->m->calls[k].algorithm == PUSH_1SHOT)
+        if (is_push(&b->m->calls[k]))
             emit_lane_push(b, p, k);
         else
             emit_lane_host(b, p, k);

@@ -8,13 +8,14 @@
 
 typedef enum algorithm {
     PUSH_1SHOT,
+    PUSH_2SHOT,
     HOST_1SHOT,
     HOST_2SHOT
 } algorithm;
 
 typedef struct call {
     algorithm algorithm;
-    int blocks, threads; /* PUSH_1SHOT: of the grid, without the signature block */
+    int blocks, threads; /* PUSH_*: of the grid, without the signature block */
     int units,
         chunk_units; /* of the message, of a chunk (0: one chunk); host paths: units are chunks */
 } call;
@@ -39,6 +40,8 @@ typedef struct model {
     epoch_rule epochs;
     int sub_slots; /* 0 means 2 */
     bool phase_per_chunk, one_phase, no_fence, units_wander;
+    bool one_result;     /* 2shot_push: one sub-slot for sums */
+    bool scatters_ahead; /* 2shot_push: chunk k+1 before it gathers chunk k */
     bool no_boundary, overlap, no_meeting, no_signatures, wraps_to_odd;
     /* host paths */
     int host_sub_slots;     /* 0 means 4 */

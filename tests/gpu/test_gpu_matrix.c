@@ -113,19 +113,20 @@ static void load(gpu_bench *benches, gpu_rank *ranks, int here, job *j, onehop_d
 /* Every fourth of the calls through a named algorithm; the fourth moves with the algorithm. */
 static void compare_named(gpu_rank *ranks, int here, gpu_bench *benches, job *j,
                           const gpu_call *calls, size_t count, bool graph) {
-    static const onehop_algorithm pulls[] = {ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
+    static const onehop_algorithm named[] = {ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL,
+                                             ONEHOP_2SHOT_PUSH};
     gpu_call *some = calloc(count + 1, sizeof *some);
     CHECK(some != NULL);
-    for (size_t a = 0; a < 2; a++) {
+    for (size_t a = 0; a < 3; a++) {
         size_t n = 0;
         for (size_t i = a; i < count; i += 4) {
             some[n] = calls[i];
-            some[n++].algorithm = pulls[a];
+            some[n++].algorithm = named[a];
         }
-        compare_calls(ranks, here, benches, j, onehop_algorithm_name(pulls[a]), some, n, graph);
+        compare_calls(ranks, here, benches, j, onehop_algorithm_name(named[a]), some, n, graph);
         /* And after one another. */
         for (size_t i = 0; i < n; i++)
-            some[i].algorithm = (i + a) % 3 == 2 ? ONEHOP_1SHOT_PUSH : pulls[(i + a) % 3 % 2];
+            some[i].algorithm = (i + a) % 4 == 3 ? ONEHOP_1SHOT_PUSH : named[(i + a) % 4];
         compare_calls(ranks, here, benches, j, "algorithms in turn", some, n, graph);
     }
     free(some);
@@ -165,6 +166,8 @@ static void large_messages(gpu_rank *ranks, int here, void *argument) {
         for (size_t i = 0; i < n; i++)
             calls[i].algorithm = i % 2 ? ONEHOP_1SHOT_PULL : ONEHOP_2SHOT_PULL;
         compare_calls(ranks, here, benches, j, "1 MiB + 3 elements, pulled", calls, n, d % 2);
+        for (size_t i = 0; i < n; i++) calls[i].algorithm = ONEHOP_2SHOT_PUSH;
+        compare_calls(ranks, here, benches, j, "1 MiB + 3 elements, 2shot_push", calls, n, d != 1);
         for (size_t i = 0; i < n; i++) calls[i].algorithm = ONEHOP_ALGORITHM_AUTO;
     }
     close_benches(benches, here);

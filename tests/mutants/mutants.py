@@ -1,13 +1,15 @@
 """One-line wrong edits of the protocol sources that the suite must notice.
 
 Each row: name, program that must fail, file under src/, text to find (exactly once), text to put there, and what is
-lost by it. Not here: the fence between chunks of push_1shot.h, because x86 keeps the order of stores without it, so no
-run on x86 can tell; the explorer covers it.
+lost by it. Not here: the fence between chunks of push_1shot.h and push_2shot.h, because x86 keeps the order of stores without it, so
+no run on x86 can tell; and a phase per chunk in 2shot_push, where a sum follows its owner's reading so closely that
+no run meets the gap. The explorer covers them.
 """
 
 PUSH, CALL = "kernels/push_1shot.h", "kernels/call.h"
 HOST, ONE, TWO = "kernels/host_path.h", "kernels/host_1shot.c", "kernels/host_2shot.c"
 PULL, PULL1, PULL2 = "kernels/pull.h", "kernels/pull_1shot.h", "kernels/pull_2shot.h"
+PUSH2 = "kernels/push_2shot.h"
 LANES, PATHS, PULLS = "test_lanes", "test_host_paths", "test_pull_lanes"
 
 MUTANTS = [
@@ -182,4 +184,30 @@ MUTANTS = [
      "for (k = 0; k + 1 < ranks; k++) oh_st_unit(a->peers[k].there + shift, sum);",
      "for (k = 0; k + 2 < ranks; k++) oh_st_unit(a->peers[k].there + shift, sum);",
      "one peer collects its own input"),
+    ("2shot_push: single phase", PULLS, PUSH2,
+     "(c.phase ? a->phase_bytes : 0) + (chunk & 1", "(chunk & 1",
+     "the next call writes a slot that the peer still reads"),
+    ("2shot_push: one sub-slot fewer", PULLS, PUSH2,
+     " + (chunk & 1 ? a->planes.slot_bytes / 4 : 0);", ";",
+     "a chunk lands on the chunk before it"),
+    ("2shot_push: sums where data lands", PULLS, PUSH2,
+     "p.gather = p.scatter + a->planes.slot_bytes / 2;", "p.gather = p.scatter;",
+     "a sum is taken for data"),
+    ("2shot_push: data of another shard", PULLS, PUSH2,
+     "oh_part_offset(p, oh_next_rank(a, k + 1), p->scattered)", "oh_part_offset(p, oh_next_rank(a, k), p->scattered)",
+     "an owner adds what was not meant for it"),
+    ("2shot_push: a sum not sent to one peer", PULLS, PUSH2,
+     "for (k = 0; k + 1 < world; k++) oh_st_relaxed_sys_unit(a->peers[k].there + at, sum);",
+     "for (k = 0; k + 2 < world; k++) oh_st_relaxed_sys_unit(a->peers[k].there + at, sum);",
+     "one peer waits for it until the deadline"),
+    ("2shot_push: sums not re-armed", PULLS, PUSH2,
+     "oh_part_offset(p, oh_other_rank(a, k), p->gathered), v[k]);\n        oh_rearm(a, at, world);",
+     "oh_part_offset(p, oh_other_rank(a, k), p->gathered), v[k]);",
+     "two calls later an old sum passes for new"),
+    ("2shot_push: late sums not re-armed", PULLS, PUSH2,
+     "        oh_st_relaxed_sys_unit(at, oh_unit_armed());\n", "",
+     "two calls later an old sum passes for new"),
+    ("2shot_push: nothing left for the slow path", PULLS, PUSH2,
+     "if (OH_UNLIKELY(p.gathered < oh_shard_most(p.shards)))", "if (0)",
+     "short units and late data are left out"),
 ]

@@ -104,6 +104,7 @@ static oh_u32 lanes_push_whole_chunk = 1;
 #include "kernels/pull_1shot.h"
 #include "kernels/pull_2shot.h"
 #include "kernels/push_1shot.h"
+#include "kernels/push_2shot.h"
 
 OH_KERNEL(lanes_push_f32_w2, 0, oh_push_1shot(a, g, OH_F32, 2u))
 OH_KERNEL(lanes_push_f32_w3, 0, oh_push_1shot(a, g, OH_F32, 3u))
@@ -114,37 +115,36 @@ OH_KERNEL(lanes_push_bf16_w3, 0, oh_push_1shot(a, g, OH_BF16, 3u))
 OH_KERNEL(lanes_push_bf16_w4, 0, oh_push_1shot(a, g, OH_BF16, 4u))
 OH_KERNEL(lanes_push_bf16_any, 0, oh_push_1shot(a, g, OH_BF16, 0u))
 
-/* Thirty bodies, only in a test that asks for them: they take most of its time to compile. */
-#ifdef LANES_PULLS_TOO
-#define LANES_PULL(shots, dtype, world)                                                            \
-    OH_KERNEL(lanes_pull##shots##_##dtype##_w##world, 0,                                           \
-              oh_pull_##shots##shot(a, g, OH_##dtype, world##u))
-#define LANES_PULLS(dtype)                                                                         \
-    LANES_PULL(1, dtype, 0)                                                                        \
-    LANES_PULL(1, dtype, 2)                                                                        \
-    LANES_PULL(1, dtype, 3)                                                                        \
-    LANES_PULL(1, dtype, 4)                                                                        \
-    LANES_PULL(1, dtype, 7)                                                                        \
-    LANES_PULL(2, dtype, 0)                                                                        \
-    LANES_PULL(2, dtype, 2)                                                                        \
-    LANES_PULL(2, dtype, 3)                                                                        \
-    LANES_PULL(2, dtype, 4)                                                                        \
-    LANES_PULL(2, dtype, 7)
-LANES_PULLS(F32)
-LANES_PULLS(F16)
-LANES_PULLS(BF16)
+/* Forty-five bodies, only in a test that asks for them: they take most of its time to compile. */
+#ifdef LANES_ALL_BODIES
+#define LANES_BODY(body, dtype, world)                                                             \
+    OH_KERNEL(lanes_##body##_##dtype##_w##world, 0, oh_##body(a, g, OH_##dtype, world##u))
+#define LANES_BODIES(body, dtype)                                                                  \
+    LANES_BODY(body, dtype, 0)                                                                     \
+    LANES_BODY(body, dtype, 2)                                                                     \
+    LANES_BODY(body, dtype, 3)                                                                     \
+    LANES_BODY(body, dtype, 4)                                                                     \
+    LANES_BODY(body, dtype, 7)
+LANES_BODIES(pull_1shot, F32)
+LANES_BODIES(pull_1shot, F16)
+LANES_BODIES(pull_1shot, BF16)
+LANES_BODIES(pull_2shot, F32)
+LANES_BODIES(pull_2shot, F16)
+LANES_BODIES(pull_2shot, BF16)
+LANES_BODIES(push_2shot, F32)
+LANES_BODIES(push_2shot, F16)
+LANES_BODIES(push_2shot, BF16)
 
-#define LANES_PULLS_OF(shots, dtype)                                                               \
-    {lanes_pull##shots##_##dtype##_w0, lanes_pull##shots##_##dtype##_w2,                           \
-     lanes_pull##shots##_##dtype##_w3, lanes_pull##shots##_##dtype##_w4,                           \
-     lanes_pull##shots##_##dtype##_w7}
-/* [shots - 1][type][any, 2, 3, 4, 7 ranks] */
-static const oh_host_kernel lanes_pulls[2][4][5] = {
-    {{0}, LANES_PULLS_OF(1, F32), LANES_PULLS_OF(1, F16), LANES_PULLS_OF(1, BF16)},
-    {{0}, LANES_PULLS_OF(2, F32), LANES_PULLS_OF(2, F16), LANES_PULLS_OF(2, BF16)},
-};
+#define LANES_BODIES_OF(body, dtype)                                                               \
+    {lanes_##body##_##dtype##_w0, lanes_##body##_##dtype##_w2, lanes_##body##_##dtype##_w3,        \
+     lanes_##body##_##dtype##_w4, lanes_##body##_##dtype##_w7}
+#define LANES_TYPES_OF(body)                                                                       \
+    {{0}, LANES_BODIES_OF(body, F32), LANES_BODIES_OF(body, F16), LANES_BODIES_OF(body, BF16)}
+/* [algorithm - LANES_PULL_1SHOT][type][any, 2, 3, 4, 7 ranks] */
+static const oh_host_kernel lanes_bodies[3][4][5] = {
+    LANES_TYPES_OF(pull_1shot), LANES_TYPES_OF(pull_2shot), LANES_TYPES_OF(push_2shot)};
 #else
-static const oh_host_kernel lanes_pulls[2][4][5];
+static const oh_host_kernel lanes_bodies[3][4][5];
 #endif
 
 /* The host paths come along in a test that asks for them, with their names: they are whole files.
@@ -171,7 +171,8 @@ typedef enum lanes_algorithm {
     LANES_HOST_1SHOT,
     LANES_HOST_2SHOT,
     LANES_PULL_1SHOT,
-    LANES_PULL_2SHOT
+    LANES_PULL_2SHOT,
+    LANES_PUSH_2SHOT /* at least a unit per rank */
 } lanes_algorithm;
 
 static inline bool lanes_is_host_path(lanes_algorithm a) {
@@ -289,7 +290,7 @@ static oh_host_kernel lanes_kernel(const lanes_group *g, const lanes_call *c) {
     if (c->algorithm == LANES_HOST_2SHOT) return lanes_host_2shot;
     if (c->algorithm >= LANES_PULL_1SHOT) {
         const int at = g->world == 7 ? 4 : g->world <= 4 ? g->world - 1 : 0;
-        return lanes_pulls[c->algorithm - LANES_PULL_1SHOT][c->dtype][at];
+        return lanes_bodies[c->algorithm - LANES_PULL_1SHOT][c->dtype][at];
     }
     if (c->dtype == ONEHOP_FLOAT16) return g->world == 3 ? lanes_push_f16_w3 : NULL;
     if (c->dtype == ONEHOP_FLOAT32)
@@ -312,6 +313,10 @@ static void lanes_body(const void *args, oh_grid grid) {
 static size_t lanes_chunk(const lanes_group *g, const lanes_call *c, size_t bytes) {
     const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES);
     if (c->algorithm == LANES_HOST_1SHOT && padded <= g->planes.pull_bytes / 2) return padded;
+    if (c->algorithm == LANES_PUSH_2SHOT) {
+        const size_t whole = (size_t)g->world * g->planes.slot_bytes / 2;
+        return padded <= whole ? padded : whole / 2;
+    }
     if (c->algorithm >= LANES_PULL_1SHOT)
         return padded <= g->planes.pull_bytes ? padded : g->planes.pull_bytes / 2;
     if (c->algorithm != LANES_PUSH) return g->planes.pull_bytes / 4;
