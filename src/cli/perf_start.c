@@ -102,7 +102,7 @@ static int run(start *from) {
 int perf_start(const perf_plan *plan, perf_body body, void *user) {
     start from = {.plan = plan, .body = body, .user = user};
     /* Like beside like: no side uses NVLink multicast. Ranks inherit it. */
-    if (plan->peers) setenv("NCCL_NVLS_ENABLE", "0", 1);
+    if (plan->peers || plan->hand_over) setenv("NCCL_NVLS_ENABLE", "0", 1);
     if (plan->env_rank >= 0) return start_worker(&from, plan->env_rank);
     /* With the driver's default of 8 queues, ranks that share a GPU block each other. */
     if (plan->ranks_per_device > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
