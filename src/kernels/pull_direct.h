@@ -110,10 +110,9 @@ OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u32 which, oh_u32 epo
         missing = 0;
         OH_UNROLL
         for (k = 1; k < world; k++)
-            missing |= !oh_signal_reached(
-                oh_ld_relaxed_sys_u64(
-                    oh_signal_address(a, g.block, which, oh_next_rank(a, k), a->rank)),
-                epoch, 1);
+            missing |= !oh_signal_reached(oh_ld_relaxed_sys_u64(oh_signal_address(
+                                              a, g.block, which, oh_next_rank(a, k), a->rank)),
+                                          epoch, 1);
     }
     OH_NO_UNROLL
     for (k = 1; k < a->world && OH_UNLIKELY(missing); k++) {
@@ -186,8 +185,8 @@ OH_FN void oh_direct_unit(const oh_args *a, oh_u64 at, oh_u64 left, oh_u32 outs,
 }
 
 /* This thread's units of the bytes to `end`: at, at + step, ... */
-OH_FN void oh_direct_reduce(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step, oh_u64 end,
-                            oh_u32 outs, oh_u32 dtype, oh_u32 world) {
+OH_FN void oh_direct_reduce(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step,
+                            oh_u64 end, oh_u32 outs, oh_u32 dtype, oh_u32 world) {
     const oh_u64 whole = end & ~(oh_u64)(OH_UNIT_BYTES - 1);
     const oh_u64 ahead = (OH_DIRECT_UNITS(world) - 1) * step;
     if (world) {

@@ -9,12 +9,15 @@
 typedef enum algorithm {
     PUSH_1SHOT,
     HOST_1SHOT,
-    HOST_2SHOT
+    HOST_2SHOT,
+    WRITE, /* a kernel of the rank's own: reads the output of the call before, writes its input */
+    DIRECT_1SHOT, /* pull by a row's addresses, right after a WRITE */
+    DIRECT_2SHOT
 } algorithm;
 
 typedef struct call {
     algorithm algorithm;
-    int blocks, threads; /* PUSH_1SHOT: of the grid, without the signature block */
+    int blocks, threads; /* kernels: of the grid, without the signature block */
     int units,
         chunk_units; /* of the message, of a chunk (0: one chunk); host paths: units are chunks */
 } call;
@@ -40,6 +43,8 @@ typedef struct model {
     int sub_slots; /* 0 means 2 */
     bool phase_per_chunk, one_phase, no_fence, units_wander;
     bool no_boundary, overlap, no_meeting, no_signatures, wraps_to_odd;
+    /* direct pull */
+    bool no_enter, no_exit, exits_early, exits_unmet, exits_relaxed, one_signal;
     /* host paths */
     int host_sub_slots;     /* 0 means 4 */
     int stages, results;    /* 0 means 2 */

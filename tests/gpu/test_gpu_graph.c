@@ -24,8 +24,8 @@ typedef struct pull {
     uint32_t blocks, threads;
 } pull;
 
-static const size_t counts[] = {1,    7,    8,    9,     63,    64,    65,
-                                511,  1024, 1031, 16384, 65539, 262144, MOST};
+static const size_t counts[] = {1,   7,    8,    9,     63,    64,     65,
+                                511, 1024, 1031, 16384, 65539, 262144, MOST};
 
 /* Every count once by 1shot_pull, by 2shot_pull, and by that in place. */
 static size_t lay_out(pull *calls, onehop_dtype dtype) {
