@@ -422,7 +422,8 @@ typedef struct onehop_call {
     onehop_algorithm algorithm;
     onehop_source source;
     uint32_t blocks; /* grid: 1..max_blocks, the signature's block included */
-    /* Threads per block. CUDA: a multiple of 32 to 1024, to 512 for 6 ranks and more; host: 1. */
+    /* Threads per block. CUDA: a multiple of 32 to 1024, to 512 for pull algorithms and for 6 ranks
+     * and more; host: 1. */
     uint32_t threads;
     /* With source GRAPH on a communicator: the row (onehop_comm_row_take) that will hold the
      * addresses. A context takes its rows itself and does not read this. */

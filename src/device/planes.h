@@ -26,8 +26,8 @@ typedef unsigned long long oh_u64;
 #define OH_FLAG_SLOT_BYTES 16384
 
 /* A block's row of signals: one word per writing rank, of each kind. */
-#define OH_SIGNAL_ENTER       0 /* my data is staged */
-#define OH_SIGNAL_EXIT        1 /* my results are stored */
+#define OH_SIGNAL_ENTER       0 /* my data is there */
+#define OH_SIGNAL_EXIT        1 /* I have done with your memory */
 #define OH_SIGNAL_KIND_BYTES  (8 * OH_MAX_RANKS)
 #define OH_SIGNAL_BLOCK_BYTES (2 * OH_SIGNAL_KIND_BYTES)
 
@@ -74,10 +74,10 @@ typedef struct oh_control {
 #define OH_SITE_PUSH_1SHOT 2  /* waiting for a word of a landing slot */
 #define OH_SITE_HOST_1SHOT 3  /* waiting for a peer to publish */
 #define OH_SITE_HOST_2SHOT 4  /* waiting for a peer to stage or to reduce */
-#define OH_SITE_ENTRY      5  /* overlap, found when the call began */
+#define OH_SITE_ENTRY      5  /* overlap or a wrong row, found when the call began */
 #define OH_SITE_OUTSIDE    6  /* found by the host between calls */
-#define OH_SITE_PULL_ENTER 7  /* waiting for a peer's block to stage */
-#define OH_SITE_PULL_EXIT  8  /* waiting for a peer's block to store its sums */
+#define OH_SITE_PULL_ENTER 7  /* waiting for a peer's block to begin or to stage */
+#define OH_SITE_PULL_EXIT  8  /* waiting for a peer's block to have read, or stored its sums */
 #define OH_SITE_SCATTER    9  /* 2shot_push: waiting for a peer's part of the own shard */
 #define OH_SITE_GATHER     10 /* 2shot_push: waiting for the sum of a peer's shard */
 

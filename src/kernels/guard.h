@@ -52,10 +52,11 @@ OH_SLOW_FN oh_u64 oh_verdict_found(const oh_args *a) {
     return 0;
 }
 
-/* A loss found in a later call than `epoch`: who found it has completed this one, so all that this
- * one needs was sent before; it may complete. */
+/* A loss, or a wrong row, found in a later call than `epoch`: who found it has completed this one,
+ * so all that this one needs was sent before; it may complete. */
 #define OH_VERDICT_IS_FOR_LATER(v, epoch)                                                          \
-    (OH_VERDICT_KIND(v) == OH_FAIL_LOST && (oh_i32)(OH_VERDICT_EPOCH(v) - (epoch)) > 0)
+    ((OH_VERDICT_KIND(v) == OH_FAIL_LOST || OH_VERDICT_KIND(v) == OH_FAIL_ROW) &&                  \
+     (oh_i32)(OH_VERDICT_EPOCH(v) - (epoch)) > 0)
 
 /* True if a verdict on this rank's page ends the call. */
 OH_SLOW_FN oh_i32 oh_verdict_ends(const oh_args *a, oh_u32 epoch) {

@@ -2,8 +2,10 @@
  *
  * Signals. Word [which][writer] of a block's row in a rank's slab is written by block b of that one
  * rank and read by block b of the slab's owner: plain stores of {step, epoch}, steps of a call
- * counted from 1. Two kinds, enter ("my data is staged") and exit ("my results are stored"). A
- * meeting of a block with the same block of every peer:
+ * counted from 1. Two kinds, enter ("my data is there") and exit ("I have done with your memory").
+ * Over the workspace a step is a chunk; a call that goes by a row's addresses has the one step 1 of
+ * each kind, and shorter meetings (pull_direct.h). A meeting of a block with the same block of every
+ * peer:
  *
  *   group_any; st_release to each peer; spin relaxed on each peer's word, then one ld_acquire of it; group_any
  *
@@ -15,8 +17,9 @@
  *
  * Which words count. A word names {step, epoch}. It is enough if it is this call's and of this step
  * or a later one; a peer may be ahead within a call. It may also be one whole call ahead: a
- * 1shot_pull ends without a meeting at its end, so a peer whose block has heard from this block may
- * finish, begin the next call and signal there, over a word that was not read yet. It cannot be two
+ * 1shot_pull over the workspace ends without a meeting at its end, so a peer whose block has heard
+ * from this block may finish, begin the next call, whatever its source, and signal there, over a
+ * word that was not read yet. It cannot be two
  * ahead: call e+2 begins only after this rank's signature of e+1. So words of e and of the one
  * after e count, and no others: not "e or later" by signed difference, for a block that has not run
  * a pull call for 2^31 calls has a word that looks later (a zero word does, once e has passed

@@ -1,4 +1,4 @@
-/* 1shot_pull over the workspace: every rank stages its input in its own pull buffer, then reads
+/* 1shot_pull, and how it goes over the workspace (captured addresses: pull_direct.h): every rank stages its input in its own pull buffer, then reads
  * everybody's.
  *
  * Steps of a block, per chunk: copy its units of the input into this call's half of the own pull

@@ -1,4 +1,4 @@
-/* 2shot_pull over the workspace: reduce-scatter by reading, and the results stored into all ranks'
+/* 2shot_pull, and how it goes over the workspace (captured addresses: pull_direct.h): reduce-scatter by reading, and the results stored into all ranks'
  * pull buffers.
  *
  * A chunk is cut into W balanced shards, shard d reduced by rank d. Sub-index j of every shard

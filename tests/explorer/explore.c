@@ -33,6 +33,9 @@ typedef struct row {
 #define TWO_SHOT(b, t, n, c) {PUSH_2SHOT, b, t, n, c}
 #define ONE(chunks)         {HOST_1SHOT, 0, 0, chunks, 0}
 #define TWO(chunks)         {HOST_2SHOT, 0, 0, chunks, 0}
+#define INPUT(n)            {WRITE, 1, 1, n, 0}
+#define PULL1(b, t, n)      {DIRECT_1SHOT, b, t, n, 0}
+#define PULL2(b, t, n)      {DIRECT_2SHOT, b, t, n, 0}
 #define CALLS(...)          .calls = {__VA_ARGS__}
 
 #define WIDE_NARROW_WIDE CALLS(GRID(2, 1, 2), GRID(1, 1, 1), GRID(2, 1, 2))
@@ -40,6 +43,9 @@ typedef struct row {
 #define FIVE_SMALL       CALLS(GRID(1, 1, 1), GRID(1, 1, 1), GRID(1, 1, 1), GRID(1, 1, 1), GRID(1, 1, 1))
 #define THREE_SMALL      CALLS(GRID(1, 1, 1), GRID(1, 1, 1), GRID(1, 1, 1))
 #define FOUR_CHUNKS      CALLS(CHUNKED(1, 1, 4, 1), GRID(1, 1, 2), CHUNKED(1, 1, 3, 1))
+#define TWO_PULL1        CALLS(INPUT(1), PULL1(1, 1, 1), INPUT(1), PULL1(1, 1, 1), INPUT(1))
+#define TWO_PULL2        CALLS(INPUT(2), PULL2(1, 1, 2), INPUT(2), PULL2(1, 1, 2), INPUT(2))
+#define WIDE_PULL1       CALLS(INPUT(2), PULL1(1, 2, 2), INPUT(2))
 #define TWO_THREADS      CALLS(CHUNKED(2, 1, 6, 2), CHUNKED(1, 1, 3, 1))
 #define THREE_2SHOT      CALLS(TWO_SHOT(1, 1, 2, 0), TWO_SHOT(1, 1, 2, 0), TWO_SHOT(1, 1, 2, 0))
 #define CHUNKS_2SHOT     CALLS(TWO_SHOT(1, 1, 8, 2), TWO_SHOT(1, 1, 4, 0), TWO_SHOT(1, 1, 5, 2))
@@ -103,6 +109,23 @@ static const row rows[] = {
     {"2shot_push", "a unit changes its thread from chunk to chunk", BAD, false, {.world = 2, .no_guard = true, .units_wander = true, CALLS(TWO_SHOT(2, 1, 12, 4))}},
     {"2shot_push", "one lane, chunks, W=2", GOOD, false, {.world = 2, .lane = true, CHUNKS_2SHOT}},
     {"2shot_push", "one lane, two calls, W=3", GOOD, false, {.world = 3, .lane = true, CALLS(TWO_SHOT(1, 1, 3, 0), TWO_SHOT(1, 1, 3, 0))}},
+    /* ---- pull by addresses: the input is written again right after a call, the output read ---- */
+    {"direct pull", "1shot, two calls, W=2", GOOD, false, {.world = 2, TWO_PULL1}},
+    {"direct pull", "1shot, two blocks, then one, W=2", GOOD, false, {.world = 2, .no_signatures = true, CALLS(INPUT(2), PULL1(2, 1, 2), INPUT(2), PULL1(1, 1, 2), INPUT(2))}},
+    {"direct pull", "1shot, two threads, W=2", GOOD, false, {.world = 2, WIDE_PULL1}},
+    {"direct pull", "1shot, W=3", GOOD, false, {.world = 3, .no_signatures = true, TWO_PULL1}},
+    {"direct pull", "2shot, two calls, W=2", GOOD, false, {.world = 2, TWO_PULL2}},
+    {"direct pull", "2shot, then 1shot, W=2", GOOD, false, {.world = 2, CALLS(INPUT(2), PULL2(1, 1, 2), INPUT(2), PULL1(1, 1, 2), INPUT(2))}},
+    {"direct pull", "2shot, W=3", GOOD, false, {.world = 3, .no_signatures = true, CALLS(INPUT(3), PULL2(1, 1, 3), INPUT(3))}},
+    {"direct pull", "1shot without enter", BAD, false, {.world = 2, .no_enter = true, TWO_PULL1}},
+    {"direct pull", "2shot without enter", BAD, false, {.world = 2, .no_enter = true, TWO_PULL2}},
+    {"direct pull", "1shot without exit", BAD, false, {.world = 2, .no_exit = true, TWO_PULL1}},
+    {"direct pull", "2shot without exit", BAD, false, {.world = 2, .no_exit = true, TWO_PULL2}},
+    {"direct pull", "exit before the loads", BAD, false, {.world = 2, .exits_early = true, TWO_PULL1}},
+    {"direct pull", "exit without the block's barrier", BAD, false, {.world = 2, .exits_unmet = true, WIDE_PULL1}},
+    {"direct pull", "2shot, exit relaxed", BAD, false, {.world = 2, .exits_relaxed = true, TWO_PULL2}},
+    {"direct pull", "2shot, exit relaxed, stores in order", GOOD, false, {.world = 2, .exits_relaxed = true, .in_order = true, TWO_PULL2}},
+    {"direct pull", "enter and exit in one word", BAD, false, {.world = 2, .one_signal = true, TWO_PULL1}},
     /* ---- the same bodies on the host device: one lane, fences in place of kernels ---- */
     {"1shot_push lane", "five grids, W=2", GOOD, false, {.world = 2, .lane = true, FIVE_GRIDS}},
     {"1shot_push lane", "three calls, W=3", GOOD, false, {.world = 3, .lane = true, THREE_SMALL}},

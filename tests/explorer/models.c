@@ -11,6 +11,7 @@ typedef struct layout {
     int epochs, blocks, threads;
     int signatures, progress;
     int areas;
+    int signals, inputs, outputs, units;
 } layout;
 
 typedef struct builder {
@@ -79,6 +80,18 @@ static int area_step(const builder *b) {
     return b->m->one_phase ? 0 : 4 * b->m->world;
 }
 
+/* Direct pull: a block's word from a peer; a unit of a rank's input, of its output. */
+static int signal_word(const builder *b, int to, int from, int block, int exit) {
+    const int row = (to * b->m->world + from) * b->at.blocks + block;
+    return b->at.signals + 2 * row + (b->m->one_signal ? 0 : exit);
+}
+static int input_word(const builder *b, int rank, int unit) {
+    return b->at.inputs + rank * b->at.units + unit;
+}
+static int output_word(const builder *b, int rank, int unit) {
+    return b->at.outputs + rank * b->at.units + unit;
+}
+
 static int take(machine *out, int count, const char *name) {
     const int first = out->words;
     if (first + count > MOST_WORDS) {
@@ -94,7 +107,7 @@ static int take(machine *out, int count, const char *name) {
 static void lay_out(builder *b) {
     const model *m = b->m;
     layout *at = &b->at;
-    bool host = false;
+    bool host = false, direct = false;
     at->unit_words = or_default(m->unit_words, 1);
     at->threads = at->blocks = 1;
     for (const call *c = m->calls; c->units; c++) {
@@ -105,7 +118,7 @@ static void lay_out(builder *b) {
     for (const call *c = m->calls; c->units; c++) {
         const int subs = chunks_of(c) > 1 ? or_default(m->sub_slots, 2) : 1;
         int room = chunk_units_of(c) * subs;
-        if (!is_push(c)) {
+        if (c->algorithm == HOST_1SHOT || c->algorithm == HOST_2SHOT) {
             host = true;
             continue;
         }
@@ -114,6 +127,11 @@ static void lay_out(builder *b) {
                    shard_begin(c, m->world, 1) * (chunks_of(c) > 1 && !m->one_result ? 2 : 1);
         if (c->blocks + 1 > at->blocks) at->blocks = c->blocks + 1;
         if (c->threads > at->threads) at->threads = c->threads;
+        if (!is_push(c)) {
+            direct = true;
+            if (c->units > at->units) at->units = c->units;
+            continue;
+        }
         if (room > at->slot_units) at->slot_units = room;
     }
     at->slots =
@@ -121,6 +139,11 @@ static void lay_out(builder *b) {
     b->out->slot_words = b->out->words;
     at->epochs = take(b->out, m->world * at->blocks, "epoch");
     at->signatures = take(b->out, 2 * m->world * (m->lane ? 1 : m->world), "signature");
+    if (direct) {
+        at->signals = take(b->out, 2 * m->world * m->world * at->blocks, "signal");
+        at->inputs = take(b->out, m->world * at->units, "input");
+        at->outputs = take(b->out, m->world * at->units, "output");
+    }
     if (!host) return;
     at->progress = take(b->out, 2 * m->world, "progress");
     at->areas = take(b->out, m->world * 2 * 4 * m->world, "area");
@@ -324,12 +347,13 @@ static void emit_epoch(const builder *b, program *p, int block, int flips) {
     o->flips = (uint8_t)flips;
 }
 
-/* oh_call_end */
+/* oh_call_end; a data block of a direct pull has met before. */
 static void emit_call_end(const builder *b, program *p, int k) {
     const model *m = b->m;
     const call *c = &m->calls[k];
     const int grid = c->blocks + 1, flips = m->phase_per_chunk ? chunks_of(c) - 1 : 0;
-    if (!m->no_meeting && !m->lane) emit_at(p, OP_MEET, k);
+    const bool met = c->algorithm != PUSH_1SHOT && p->block < c->blocks;
+    if (!m->no_meeting && !m->lane && !met) emit_at(p, OP_MEET, k);
     switch (m->epochs) {
     case EPOCHS_BY_STRIDE:
         for (int w = p->block + p->thread * grid; w < b->at.blocks; w += grid * c->threads)
@@ -344,15 +368,82 @@ static void emit_call_end(const builder *b, program *p, int k) {
     }
 }
 
+/* ---- direct pull
+ * ------------------------------------------------------------------------------------------------
+ */
+/* What peers need of the input, and outputs that peers have stored. */
+static void emit_write(const builder *b, program *p, int k) {
+    const model *m = b->m;
+    const bool two = k > 0 && m->calls[k - 1].algorithm == DIRECT_2SHOT;
+    const bool next_two = m->calls[k + 1].algorithm == DIRECT_2SHOT;
+    if (p->block || p->thread) return;
+    for (int u = 0; u < m->calls[k].units; u++) {
+        if (two && u % m->world != p->rank)
+            emit(p, OP_READ, output_word(b, p->rank, u), 0, tag_of(k - 1, 0));
+        op *o = emit(p, OP_STORE, input_word(b, p->rank, u), 0, tag_of(k, 0));
+        o->readers = (uint8_t)(peers_of(b, p->rank) & (next_two ? 1 << u % m->world : ~0));
+        if (!m->calls[k + 1].units) o->readers = 0;
+    }
+}
+
+static void emit_tell(const builder *b, program *p, int k, int exit, bool release) {
+    for (int d = p->thread + 1; d < b->m->world; d += b->m->calls[k].threads) {
+        const int to = (p->rank + d) % b->m->world;
+        op *o = emit(p, OP_STORE, signal_word(b, to, p->rank, p->block, exit), 0, 1);
+        o->with_epoch = true;
+        o->release = release;
+        o->readers = (uint8_t)(1 << to);
+    }
+}
+
+static void emit_hear(const builder *b, program *p, int exit) {
+    for (int from = 0; from < b->m->world; from++)
+        if (from != p->rank)
+            emit(p, OP_AWAIT_STEPS, signal_word(b, p->rank, from, p->block, exit), 0, 1);
+}
+
+/* oh_pull_direct. 2shot: unit u is in the shard of rank u mod W. */
+static void emit_direct(const builder *b, program *p, int k) {
+    const model *m = b->m;
+    const call *c = &m->calls[k];
+    const bool two = c->algorithm == DIRECT_2SHOT, release = two && !m->exits_relaxed;
+    const int first = p->block * c->threads + p->thread, stride = c->blocks * c->threads;
+    const int shards = two ? m->world : 1;
+    emit_tell(b, p, k, 0, false);
+    if (!m->no_enter) emit_hear(b, p, 0);
+    if (m->exits_early) emit_tell(b, p, k, 1, release);
+    for (int i = first; i * shards < c->units; i += stride) {
+        const int u = i * shards + (two ? p->rank : 0);
+        for (int d = 1; d < m->world; d++)
+            emit(p, OP_READ, input_word(b, (p->rank + d) % m->world, u), 0, tag_of(k - 1, 0));
+        for (int d = 1; d < m->world && two; d++) {
+            const int to = (p->rank + d) % m->world;
+            emit(p, OP_STORE, output_word(b, to, u), 0, tag_of(k, 0))->readers = (uint8_t)(1 << to);
+        }
+    }
+    if (m->exits_unmet)
+        p->met[k] = 0;
+    else
+        emit_at(p, OP_MEET, k);
+    if (!m->exits_early && !m->no_exit) emit_tell(b, p, k, 1, release);
+    if (!m->no_exit) emit_hear(b, p, 1);
+}
+
 static void emit_block(const builder *b, program *p, int k) {
     const call *c = &b->m->calls[k];
+    if (c->algorithm == WRITE) {
+        emit_write(b, p, k);
+        return;
+    }
     emit(p, OP_EPOCH, epoch_word(b, p->rank, p->block), 0, 0);
     if (p->block == c->blocks)
         emit_signatures(b, p, k);
     else if (c->algorithm == PUSH_2SHOT)
         emit_2shot(b, p, k);
-    else
+    else if (c->algorithm == PUSH_1SHOT)
         emit_data(b, p, k);
+    else
+        emit_direct(b, p, k);
     emit_call_end(b, p, k);
 }
 

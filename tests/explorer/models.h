@@ -10,12 +10,15 @@ typedef enum algorithm {
     PUSH_1SHOT,
     PUSH_2SHOT,
     HOST_1SHOT,
-    HOST_2SHOT
+    HOST_2SHOT,
+    WRITE, /* a kernel of the rank's own: reads the output of the call before, writes its input */
+    DIRECT_1SHOT, /* pull by a row's addresses, right after a WRITE */
+    DIRECT_2SHOT
 } algorithm;
 
 typedef struct call {
     algorithm algorithm;
-    int blocks, threads; /* PUSH_*: of the grid, without the signature block */
+    int blocks, threads; /* kernels: of the grid, without the signature block */
     int units,
         chunk_units; /* of the message, of a chunk (0: one chunk); host paths: units are chunks */
 } call;
@@ -43,6 +46,8 @@ typedef struct model {
     bool one_result;     /* 2shot_push: one sub-slot for sums */
     bool scatters_ahead; /* 2shot_push: chunk k+1 before it gathers chunk k */
     bool no_boundary, overlap, no_meeting, no_signatures, wraps_to_odd;
+    /* direct pull */
+    bool no_enter, no_exit, exits_early, exits_unmet, exits_relaxed, one_signal;
     /* host paths */
     int host_sub_slots;     /* 0 means 4 */
     int stages, results;    /* 0 means 2 */

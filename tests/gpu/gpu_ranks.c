@@ -366,6 +366,12 @@ void gpu_capture_begin(gpu_rank *const *ranks, int here) {
 }
 
 /* Uploaded too, so that a first launch has nothing left that could wait for the GPU. */
+static void make_graph(gpu_rank *rank, gpu_graph *graph) {
+    IN_CONTEXT(rank, more.cuGraphInstantiateWithFlags(&graph->exec, graph->graph, 0));
+    IN_CONTEXT(rank, more.cuGraphUpload(graph->exec, rank->stream));
+    wait_for(rank, rank->stream);
+}
+
 void gpu_capture_end(gpu_rank *const *ranks, int here, gpu_graph *graphs) {
     onehop_t *contexts[ONEHOP_MAX_RANKS] = {NULL};
     const int all = contexts_of(ranks, here, contexts);
@@ -374,11 +380,17 @@ void gpu_capture_end(gpu_rank *const *ranks, int here, gpu_graph *graphs) {
     if (all) CHECK_OK(onehop_capture_end_all(contexts, all));
     for (int i = 0; i < here; i++) {
         if (!all) CHECK_OK(onehop_capture_end(contexts[i]));
-        IN_CONTEXT(ranks[i], more.cuGraphInstantiateWithFlags(&graphs[i].exec, graphs[i].graph, 0));
-        IN_CONTEXT(ranks[i], more.cuGraphUpload(graphs[i].exec, ranks[i]->stream));
-        wait_for(ranks[i], ranks[i]->stream);
+        make_graph(ranks[i], &graphs[i]);
     }
     gpu_barrier(ranks[0]);
+}
+
+void gpu_capture_end_mapped(gpu_rank *rank, const void *const *in, void *const *out, size_t count,
+                            gpu_graph *graph) {
+    IN_CONTEXT(rank, more.cuStreamEndCapture(rank->stream, &graph->graph));
+    CHECK_OK(onehop_capture_end_mapped(rank->context, in, out, count));
+    make_graph(rank, graph);
+    gpu_barrier(rank);
 }
 
 void gpu_graph_launch(const gpu_rank *rank, const gpu_graph *graph, onehop_stream_t stream) {

@@ -112,6 +112,9 @@ typedef struct gpu_graph {
  * in flight. */
 void gpu_capture_begin(gpu_rank *const *ranks, int here);
 void gpu_capture_end(gpu_rank *const *ranks, int here, gpu_graph *graphs_out);
+/* The same for one rank, with the addresses of its rows: onehop_capture_end_mapped. */
+void gpu_capture_end_mapped(gpu_rank *rank, const void *const *in, void *const *out, size_t count,
+                            gpu_graph *graph_out);
 void gpu_graph_launch(const gpu_rank *rank, const gpu_graph *graph, onehop_stream_t stream);
 void gpu_graph_free(const gpu_rank *rank, gpu_graph *graph);
 

@@ -10,6 +10,7 @@ PUSH, CALL = "kernels/push_1shot.h", "kernels/call.h"
 HOST, ONE, TWO = "kernels/host_path.h", "kernels/host_1shot.c", "kernels/host_2shot.c"
 PULL, PULL1, PULL2 = "kernels/pull.h", "kernels/pull_1shot.h", "kernels/pull_2shot.h"
 PUSH2 = "kernels/push_2shot.h"
+DIRECT = "kernels/pull_direct.h"
 LANES, PATHS, PULLS = "test_lanes", "test_host_paths", "test_pull_lanes"
 
 MUTANTS = [
@@ -131,7 +132,7 @@ MUTANTS = [
      "which * OH_SIGNAL_KIND_BYTES + 8 * writer", "8 * writer + 0 * which",
      "the enter passes for the exit"),
     ("pull: sums in rotated order", PULLS, PULL,
-     "if (world > 2) oh_in_rank_order(v, a->rank, world);", "",
+     "if (world > 2) oh_in_rank_order(v, rank, world);", "",
      "ranks add in different orders and differ in the last bit"),
     ("pull: own value first, any number of ranks", PULLS, PULL,
      "oh_sum_of(a->rank ? oh_ld_unit(a->slabs[0] + offset) : own, dtype);", "oh_sum_of(own, dtype);",
@@ -210,4 +211,35 @@ MUTANTS = [
     ("2shot_push: nothing left for the slow path", PULLS, PUSH2,
      "if (OH_UNLIKELY(p.gathered < oh_shard_most(p.shards)))", "if (0)",
      "short units and late data are left out"),
+    ("direct: no enter", PULLS, DIRECT,
+     "if (!c.dead) c.dead = !oh_hear_peers(a, g, OH_SIGNAL_ENTER, c.epoch, world);", "",
+     "a peer's input is read before it is written"),
+    ("direct: no exit", PULLS, DIRECT,
+     "if (!c.dead) c.dead = !oh_hear_peers(a, g, OH_SIGNAL_EXIT, c.epoch, world);", "",
+     "the next kernel overwrites an input that a peer still reads, or reads an output before the sums are there"),
+    ("direct: exit before the sums", PULLS, DIRECT,
+     "if (!c.dead) oh_direct_reduce(",
+     "if (!c.dead) oh_tell_peers(a, g, OH_SIGNAL_EXIT, c.epoch); if (!c.dead) oh_direct_reduce(",
+     "the same"),
+    ("direct: one peer waited for", PULLS, DIRECT,
+     "missing |= !oh_signal_reached(", "missing = !oh_signal_reached(",
+     "the other peers' inputs are read before they are written"),
+    ("direct: any row", PULLS, DIRECT,
+     "if (tag != a->tag) return 0;", "",
+     "a graph that outlives its row reads another call's memory"),
+    ("direct: a sum not sent to one peer", PULLS, DIRECT,
+     "for (k = 1; k < world && outs; k++) oh_st_unit", "for (k = 2; k < world && outs; k++) oh_st_unit",
+     "one peer's output keeps what it was"),
+    ("direct: a sum not sent to one peer, any number of ranks", PULLS, DIRECT,
+     "        if (r != a->rank)\n            oh_direct_store", "        if (r && r != a->rank)\n            oh_direct_store",
+     "the same in the generic body"),
+    ("direct: short last unit left out", PULLS, DIRECT,
+     "for (; at < end; at += step) oh_direct_unit", "for (; at + 15 < end; at += step) oh_direct_unit",
+     "the last elements are not summed"),
+    ("direct: last batch taken for full", PULLS, DIRECT,
+     "        if (!full && j && at + j * step >= end) continue;\n        sum", "        sum",
+     "what lies behind the output is overwritten"),
+    ("direct: shards beyond the end", PULLS, DIRECT,
+     "if (shard.end > bytes) shard.end = bytes;", "",
+     "what lies behind the output is overwritten"),
 ]

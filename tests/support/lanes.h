@@ -218,6 +218,7 @@ struct lanes_group {
     uint32_t first_epoch;    /* of the first call */
     uint32_t holds, long_us; /* per lane and call: stores held back, and for how long at most */
     bool expect_mismatch;    /* of the last call */
+    bool expect_row;         /* the last call fails: the last rank's row is another call's */
     bool rows; /* pull calls have a row: two in three go by its addresses, one is staged */
     lanes_rank ranks[ONEHOP_MAX_RANKS];
 };
@@ -348,6 +349,7 @@ static void lanes_fill_row(lanes_rank *own, bool direct, bool in_place) {
     const ptrdiff_t at = own->out.data - own->out.memory;
     memset(&own->row, 0, sizeof own->row);
     own->row.tag = own->args.tag;
+    if (g->expect_row && own->rank == g->world - 1 && own->args.tag == g->count) own->row.tag++;
     own->row.mode = direct ? OH_ROW_DIRECT : OH_ROW_STAGED;
     for (int r = 0; r < g->world && direct; r++) {
         own->row.out[r] = (uintptr_t)(g->ranks[r].out.memory + at);
@@ -417,6 +419,12 @@ static void lanes_verify(lanes_rank *own, size_t index) {
                  kind, own->page.record.peer);
         return;
     }
+    if (g->expect_row && index + 1 == g->count) {
+        if (kind != OH_FAIL_ROW || own->page.record.peer != g->world - 1)
+            FAIL("%s: expected a wrong row of rank %d, found kind %u, peer %d", what, g->world - 1,
+                 kind, own->page.record.peer);
+        return;
+    }
     if (kind || word >> 32)
         FAIL("%s: the call failed: kind %u, site %u, peer %d, epoch %u", what, kind,
              own->page.record.site, own->page.record.peer, own->page.record.epoch);
@@ -477,7 +485,7 @@ static void lanes_run(lanes_group *g, const char *what, const lanes_call *calls,
         }
     for (int r = 0; r < g->world; r++)
         for (int lane = 0; lane < g->lanes; lane++) pthread_join(g->ranks[r].threads[lane], NULL);
-    if (!g->expect_mismatch)
+    if (!g->expect_mismatch && !g->expect_row)
         for (int r = 0; r < g->world; r++)
             for (uint32_t phase = 0; phase < 2; phase++)
                 lanes_expect_armed(&g->ranks[r], phase, count);
