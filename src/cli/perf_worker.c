@@ -129,9 +129,14 @@ static onehop_device device_of(const perf_plan *plan, int rank) {
     return device;
 }
 
+#define MOST_MAX_BYTES ((size_t)128 << 20)
+
 static void fill_config(const perf_plan *plan, onehop_config *config) {
     if (plan->early_trigger) config->flags |= ONEHOP_FLAG_EARLY_TRIGGER;
     if (plan->hand_over) config->flags |= ONEHOP_FLAG_NCCL;
+    /* On a GPU every message in one piece, as far as the library makes that. */
+    if (plan->device == ONEHOP_DEVICE_CUDA && !plan->push_bytes)
+        config->max_bytes = plan->max_bytes < MOST_MAX_BYTES ? plan->max_bytes : MOST_MAX_BYTES;
     config->push_bytes = plan->push_bytes;
     config->pull_bytes = plan->pull_bytes;
     config->timeout_ms = plan->timeout_ms;
