@@ -171,6 +171,12 @@ OH_FN void oh_group_sync(void) {
 OH_FN oh_u32 oh_group_any(oh_u32 v) {
     return (oh_u32)__syncthreads_or((int)v);
 }
+/* What only the host writes, before the launch: the one load that may stand before pdl_wait. */
+OH_FN oh_u64 oh_ld_host_u64(oh_u64 p) {
+    oh_u64 v;
+    asm volatile("ld.volatile.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
 /* Asks the L2 for what will be read after pdl_wait. It reads nothing, so it may stand before; it
  * also makes ptxas compute the address there and not after the wait, where every call would wait
  * for it (0.05 to 0.1 us, docs/tuning-log.md). */

@@ -161,6 +161,9 @@ OH_FN void oh_group_sync(void) {
 OH_FN oh_u32 oh_group_any(oh_u32 v) {
     return v;
 }
+OH_FN oh_u64 oh_ld_host_u64(oh_u64 p) {
+    return oh_ld_relaxed_gpu_u64(p);
+}
 OH_FN void oh_prefetch(oh_u64 p) {
     (void)p;
 }

@@ -47,8 +47,10 @@ OH_FN void oh_pull_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
     oh_unit own = oh_unit_armed();
     oh_u32 chunk, u = first;
     oh_signature_words words = {0, 0};
+    oh_row_view row;
     oh_call_state c;
     if (g.block == g.blocks - 1) words = oh_signature_words_of(a, g.thread);
+    row = oh_row_view_of(a, g, 1, world);
     if (first < a->whole) oh_prefetch(in);
     oh_prefetch(epoch_word);
     oh_pdl_wait();
@@ -58,7 +60,7 @@ OH_FN void oh_pull_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
     }
     if (first < a->whole) own = oh_ld_unit(in);
     c = oh_call_begin(epoch_word);
-    if (a->row && oh_pull_by_row(a, g, &c, 1, dtype, world)) return;
+    if (a->row && oh_pull_by_row(a, g, &c, &row, 1, dtype, world)) return;
     if (first < a->whole && !c.dead) {
         oh_st_unit(oh_own_address(a, oh_pull_1shot_place(a, c.epoch, 0)) +
                        (oh_u64)first * OH_UNIT_BYTES,

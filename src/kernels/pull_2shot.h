@@ -124,8 +124,10 @@ OH_FN void oh_pull_2shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
     oh_portion p;
     oh_u32 chunk;
     oh_signature_words words = {0, 0};
+    oh_row_view row;
     oh_call_state c;
     if (g.block == g.blocks - 1) words = oh_signature_words_of(a, g.thread);
+    row = oh_row_view_of(a, g, 2, world);
     oh_prefetch(epoch_word);
     oh_pdl_wait();
     if (g.block == g.blocks - 1) {
@@ -133,7 +135,7 @@ OH_FN void oh_pull_2shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
         return;
     }
     c = oh_call_begin(epoch_word);
-    if (a->row && oh_pull_by_row(a, g, &c, 2, dtype, world)) return;
+    if (a->row && oh_pull_by_row(a, g, &c, &row, 2, dtype, world)) return;
     place = a->planes.pull + (c.phase ? a->planes.pull_bytes : 0);
     p.shards = oh_shards_of(a->units, world ? world : a->world);
     p.here = oh_own_address(a, place);

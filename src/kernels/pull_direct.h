@@ -2,7 +2,8 @@
  * with every rank's input and output address; blocks read the peers' inputs where they lie.
  *
  * Steps of a block:
- *   load     the epoch word, the row's {tag, mode} and the peers' addresses, all in flight together
+ *   load     the row's {tag, mode} and the peers' addresses, before the wait for the previous grid: the
+ *            host wrote them before this graph was launched; then the epoch word
  *   enter    tell the same block of each peer that this rank's kernel has begun; hear it from each
  *   reduce   1shot: units of the whole message, the sums to the own output
  *            2shot: units of the own shard, the sums to the own and to every peer's output
@@ -54,18 +55,35 @@ typedef struct oh_reach {
     oh_u64 in[OH_MAX_RANKS], out[OH_MAX_RANKS];
 } oh_reach;
 
-OH_FN oh_reach oh_reach_of(const oh_args *a, oh_u32 shots, oh_u32 world) {
+/* What a thread can know before the wait for the previous grid, since no kernel writes it. */
+typedef struct oh_row_view {
+    oh_u64 head; /* {tag, mode} */
     oh_reach to;
+    oh_u64 enter; /* of this block, on the first peer that this thread tells */
+} oh_row_view;
+
+OH_FN oh_u64 oh_enter_address(const oh_args *a, oh_grid g, oh_u32 k) {
+    return oh_signal_address(a, g.block, OH_SIGNAL_ENTER, a->rank, oh_next_rank(a, k));
+}
+
+OH_FN oh_row_view oh_row_view_of(const oh_args *a, oh_grid g, oh_u32 shots, oh_u32 world) {
+    oh_row_view row;
     oh_u32 k;
-    to.in[0] = a->in;
-    to.out[0] = a->out;
+    row.head = row.enter = 0;
+    row.to.in[0] = a->in;
+    row.to.out[0] = a->out;
+    OH_UNROLL
+    for (k = 1; k < (world ? world : 2); k++) row.to.in[k] = row.to.out[k] = 0;
+    if (!a->row) return row;
+    row.head = oh_ld_host_u64(a->row);
     OH_UNROLL
     for (k = 1; k < (world ? world : 2); k++) {
         const oh_u32 r = oh_next_rank(a, k);
-        to.in[k] = oh_ld_u64(OH_MEMBER(a->row, oh_row, in[r]));
-        to.out[k] = shots == 2 ? oh_ld_u64(OH_MEMBER(a->row, oh_row, out[r])) : 0;
+        row.to.in[k] = oh_ld_host_u64(OH_MEMBER(a->row, oh_row, in[r]));
+        if (shots == 2) row.to.out[k] = oh_ld_host_u64(OH_MEMBER(a->row, oh_row, out[r]));
     }
-    return to;
+    if (g.thread + 1 < a->world) row.enter = oh_enter_address(a, g, g.thread + 1);
+    return row;
 }
 
 /* Is it this call's row, filled for it? One that would have a thread store to nowhere, or access
@@ -79,25 +97,20 @@ OH_FN oh_u32 oh_row_fits(const oh_args *a, oh_u32 tag, oh_u32 mode, const oh_rea
 }
 
 /* ---- meetings ---------------------------------------------------------------------------------- */
-OH_FN void oh_tell_peers(const oh_args *a, oh_grid g, oh_u32 which, oh_u32 epoch) {
+/* Tells the same block of each peer; `released`: with all stores of the block, after a barrier. */
+OH_FN void oh_tell_peers(const oh_args *a, oh_grid g, oh_u64 enter, oh_u32 which, oh_u32 released,
+                         oh_u32 epoch) {
     const oh_u64 word = (oh_u64)1 << 32 | epoch;
     oh_u32 k;
     oh_boundary_fence();
     OH_NO_UNROLL
-    for (k = g.thread + 1; k < a->world; k += g.threads)
-        oh_st_relaxed_sys_u64(oh_signal_address(a, g.block, which, a->rank, oh_next_rank(a, k)),
-                              word);
-}
-
-/* Exit of 2shot: the barrier before it makes the release cover all threads' stores. */
-OH_FN void oh_tell_stored(const oh_args *a, oh_grid g, oh_u32 epoch) {
-    const oh_u64 word = (oh_u64)1 << 32 | epoch;
-    oh_u32 k;
-    oh_boundary_fence();
-    OH_NO_UNROLL
-    for (k = g.thread + 1; k < a->world; k += g.threads)
-        oh_st_release_sys_u64(
-            oh_signal_address(a, g.block, OH_SIGNAL_EXIT, a->rank, oh_next_rank(a, k)), word);
+    for (k = g.thread + 1; k < a->world; k += g.threads) {
+        if (k != g.thread + 1) enter = oh_enter_address(a, g, k);
+        if (released)
+            oh_st_release_sys_u64(enter + which * OH_SIGNAL_KIND_BYTES, word);
+        else
+            oh_st_relaxed_sys_u64(enter + which * OH_SIGNAL_KIND_BYTES, word);
+    }
 }
 
 /* Waits, each thread for itself, until the same block of every peer has told. 0: the communicator
@@ -216,43 +229,41 @@ OH_FN oh_span oh_direct_shard(const oh_args *a, oh_u64 bytes, oh_u32 world) {
 }
 
 /* All of a call but the signature. Ends the block. `shots` 1 or 2. */
-OH_FN void oh_pull_direct(const oh_args *a, oh_grid g, oh_call_state c, const oh_reach *to,
+OH_FN void oh_pull_direct(const oh_args *a, oh_grid g, oh_call_state c, const oh_row_view *row,
                           oh_u32 shots, oh_u32 dtype, oh_u32 world) {
     const oh_u64 bytes = a->count * OH_ELEMENT_BYTES(dtype);
     const oh_u64 step = (oh_u64)((g.blocks - 1) * g.threads) * OH_UNIT_BYTES;
     oh_span part;
     part.begin = 0;
     part.end = bytes;
+    if (!c.dead) oh_tell_peers(a, g, row->enter, OH_SIGNAL_ENTER, 0, c.epoch);
+    if (a->early_trigger) oh_pdl_trigger();
     if (shots == 2) part = oh_direct_shard(a, bytes, world);
     part.begin += (oh_u64)(g.block * g.threads + g.thread) * OH_UNIT_BYTES;
-    if (!c.dead) oh_tell_peers(a, g, OH_SIGNAL_ENTER, c.epoch);
-    if (a->early_trigger) oh_pdl_trigger();
     if (!c.dead) c.dead = !oh_hear_peers(a, g, OH_SIGNAL_ENTER, c.epoch, world);
-    if (!c.dead) oh_direct_reduce(a, to, part.begin, step, part.end, shots == 2, dtype, world);
+    if (!c.dead)
+        oh_direct_reduce(a, &row->to, part.begin, step, part.end, shots == 2, dtype, world);
     if (shots == 2)
         c.dead = oh_group_any(c.dead);
     else
         oh_group_sync();
-    if (!c.dead && shots == 1) oh_tell_peers(a, g, OH_SIGNAL_EXIT, c.epoch);
-    if (!c.dead && shots == 2) oh_tell_stored(a, g, c.epoch);
+    if (!c.dead) oh_tell_peers(a, g, row->enter, OH_SIGNAL_EXIT, shots == 2, c.epoch);
     if (!c.dead) c.dead = !oh_hear_peers(a, g, OH_SIGNAL_EXIT, c.epoch, world);
     oh_call_leave(a, g, c);
 }
 
 /* A call with a row, up to its end if it goes by the row's addresses: 1. Else the workspace serves,
  * or the call is dead: all threads of all blocks see the same row, and none uses it. */
-OH_FN oh_u32 oh_pull_by_row(const oh_args *a, oh_grid g, oh_call_state *c, oh_u32 shots,
-                            oh_u32 dtype, oh_u32 world) {
-    const oh_u64 head = oh_ld_relaxed_gpu_u64(a->row); /* {tag, mode} */
-    const oh_u32 tag = (oh_u32)head, mode = (oh_u32)(head >> 32);
-    const oh_reach to = oh_reach_of(a, shots, world);
-    if (OH_UNLIKELY(!oh_row_fits(a, tag, mode, &to, shots))) {
+OH_FN oh_u32 oh_pull_by_row(const oh_args *a, oh_grid g, oh_call_state *c, const oh_row_view *row,
+                            oh_u32 shots, oh_u32 dtype, oh_u32 world) {
+    const oh_u32 tag = (oh_u32)row->head, mode = (oh_u32)(row->head >> 32);
+    if (OH_UNLIKELY(!oh_row_fits(a, tag, mode, &row->to, shots))) {
         if (g.thread == 0 && !c->dead)
             oh_fail(a, OH_FAIL_ROW, (oh_i32)a->rank, OH_SITE_ENTRY, c->epoch, a->tag, tag);
         c->dead = 1;
     }
     if (mode != OH_ROW_DIRECT) return 0;
-    oh_pull_direct(a, g, *c, &to, shots, dtype, world);
+    oh_pull_direct(a, g, *c, row, shots, dtype, world);
     return 1;
 }
 
