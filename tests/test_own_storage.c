@@ -237,6 +237,10 @@ static void wrong_memory(void) {
     CHECK_RESULT(ONEHOP_ERR_TOO_LARGE, onehop_comm_row_take(comm, &row));
     CHECK_CONTAINS("all 5 rows", onehop_last_error());
     CHECK_OK(onehop_comm_row_fill(comm, 2, (const void *const *)in, in));
+    void *part[2] = {slabs[0], NULL};
+    CHECK_RESULT(ONEHOP_ERR_NULL, onehop_comm_row_fill(comm, 2, (const void *const *)part, in));
+    CHECK_CONTAINS("in of rank 1 is NULL", onehop_last_error());
+    CHECK_RESULT(ONEHOP_ERR_NULL, onehop_comm_row_fill(comm, 2, (const void *const *)in, part));
     CHECK_OK(onehop_comm_row_fill(comm, 3, (const void *const *)in, NULL));
     CHECK_OK(onehop_comm_row_fill(comm, 4, NULL, NULL));
     CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_comm_row_fill(comm, 5, NULL, NULL));
