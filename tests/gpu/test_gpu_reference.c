@@ -1,7 +1,7 @@
 /* The matrix of the reference system's own test: ten lengths from 16 elements to 4 million, three
- * types, three algorithms, eager and in graphs. Each of the 180 combinations makes 16
- * loops of 4 calls over integers 0..15, other ones in each loop; a graph holds the 4 calls and is
- * replayed. Captured 2shot_pull runs in place and, once more, out of place. All bits must be those of
+ * types, three algorithms, eager and in graphs. Each of the 180 combinations makes 16 loops of 4
+ * calls over integers 0..15, other ones in each loop; a graph holds the 4 calls and is replayed.
+ * Captured 2shot_pull runs in place and, once more, out of place. All bits must be those of
  *   two GPUs, a process each           ncclAllReduce on the same inputs, in the same streams
  *   4 and 8 ranks that share the GPUs  the scalar reference
  * Without NCCL (ONEHOP_NCCL_LIB) or a second GPU the first part is skipped, and the exit status says
@@ -93,6 +93,24 @@ static void fill_integers(unsigned char *to, int rank, onehop_dtype dtype) {
     }
 }
 
+/* The comparison finds what the host finds. */
+static void check_comparison(const bench *b) {
+    enum {
+        WORDS = 4096
+    };
+    const gpu_rank *r = b->rank;
+    const gpu_data *data = b->job->data;
+    uint32_t *found = r->pinned, differ = 0;
+    for (size_t i = 0; i < WORDS; i++)
+        differ += memcmp(data->in[r->rank] + 4 * i, data->sum + 4 * i, 4) != 0;
+    gpu_fill(r, b->wrong, 0, sizeof *b->wrong);
+    gpu_compare_later(r, b->inputs, b->sums, WORDS, b->wrong, r->stream);
+    gpu_compare_later(r, b->sums, b->sums, WORDS, b->wrong, r->stream);
+    gpu_read(r, found, b->wrong, sizeof *found);
+    CHECK(differ > 0);
+    CHECK_INT(differ, *found);
+}
+
 static void load(bench *b, onehop_dtype dtype) {
     const gpu_rank *r = b->rank;
     const size_t bytes = ROOM * reference_element_bytes(dtype);
@@ -101,6 +119,7 @@ static void load(bench *b, onehop_dtype dtype) {
     gpu_data_sum(b->job->data, b->rank, 1, dtype, ROOM);
     gpu_write(r, b->inputs, b->job->data->in[r->rank], bytes);
     gpu_write(r, b->sums, b->job->data->sum, bytes);
+    check_comparison(b);
 }
 
 /* ---- one combination --------------------------------------------------------------------------- */
