@@ -621,7 +621,11 @@ typedef struct onehop_stats {
     uint32_t rows_total;
     uint64_t push_bytes; /* sizes in force, see onehop_layout */
     uint64_t pull_bytes;
-    uint64_t reserved[6];
+    /* Rows filled so far, gone ones included: captured calls that read the ranks' memory as it lies,
+     * and those that go over the workspace, on all ranks alike. */
+    uint64_t rows_direct;
+    uint64_t rows_staged;
+    uint64_t reserved[4];
 } onehop_stats;
 
 /* Errors: NULL. Since 0.1. */

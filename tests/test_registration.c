@@ -157,6 +157,16 @@ static uint32_t rows_used(const onehop_t *context) {
     return stats.rows_used;
 }
 
+/* How the calls of all captures so far were registered. */
+static void check_row_counts(const onehop_t *context, bool one_process, size_t captures) {
+    onehop_stats stats;
+    size_t direct = 0;
+    for (size_t i = 0; i < CALLS; i++) direct += expect_direct(&batch[i], one_process);
+    CHECK_OK(onehop_get_stats(context, &stats));
+    CHECK_INT(captures * direct, stats.rows_direct);
+    CHECK_INT(captures * (CALLS - direct), stats.rows_staged);
+}
+
 static const uint32_t first_rows[CALLS] = {0, 1, 2, 3, 4, 5};
 
 /* The rows of a batch: modes, and the peers' inputs as seen here. */
@@ -232,6 +242,7 @@ static void kinds(onehop_t *context, int rank, int world, void *argument) {
     onehop_host_graph *graph = record(context, m, stream);
     CHECK_OK(onehop_capture_end(context));
     CHECK_INT(CALLS, rows_used(context));
+    check_row_counts(context, one_process, 1);
     ranks_barrier(context);
     check_rows(context, first_rows, one_process, 1);
     ranks_barrier(context);
@@ -247,6 +258,7 @@ static void kinds(onehop_t *context, int rank, int world, void *argument) {
     CHECK_OK(onehop_capture_begin(context));
     CHECK_OK(onehop_capture_end(context));
     CHECK_INT(0, rows_used(context));
+    check_row_counts(context, one_process, 1);
     ranks_barrier(context);
     if (!one_process) CHECK(count_fds() == fds && count_mappings() == mappings);
     ranks_barrier(context);
@@ -310,6 +322,7 @@ static void recycling(onehop_t *context, int rank, int world, void *argument) {
         for (int i = 0; i < 2; i++) graphs[i] = record(context, m, streams[i]);
         CHECK_OK(onehop_capture_end(context));
         CHECK_INT(2 * CALLS, rows_used(context));
+        check_row_counts(context, !processes, 2 * ((size_t)round + 1));
         CHECK(row_at(context, 0)->tag != last_tag);
         last_tag = row_at(context, 0)->tag;
         for (int i = 0; i < 2; i++) replay(context, m, graphs[i], streams[i], round);

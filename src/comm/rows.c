@@ -29,7 +29,13 @@ static onehop_result write_rows(onehop_comm *comm, const uint32_t *rows, const o
 onehop_result oh_comm_rows_fill(onehop_comm *comm, const uint32_t *rows, oh_row *values,
                                 size_t count) {
     for (size_t i = 0; i < count; i++) values[i].tag = comm->row_tags[rows[i]];
-    return write_rows(comm, rows, values, count);
+    onehop_result result = write_rows(comm, rows, values, count);
+    for (size_t i = 0; i < count && !result; i++) {
+        const bool direct = values[i].mode == OH_ROW_DIRECT;
+        comm->stats.rows_direct += direct;
+        comm->stats.rows_staged += !direct;
+    }
+    return result;
 }
 
 onehop_result oh_comm_rows_release(onehop_comm *comm, const uint32_t *rows, size_t count) {

@@ -23,7 +23,7 @@ static struct {
 #define CAPTURE_THREAD_LOCAL 1u
 
 typedef struct helper_args {
-    uint64_t a, b, c;
+    uint64_t a, b, c, d;
 } helper_args;
 
 static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
@@ -85,7 +85,7 @@ static oh_cu_ptr address(const void *memory) {
 /* ---- ranks ------------------------------------------------------------------------------------------------- */
 
 static void load_helpers(gpu_rank *r) {
-    static const char *const names[HELPERS] = {"helper_spin", "helper_consume"};
+    static const char *const names[HELPERS] = {"helper_spin", "helper_consume", "helper_compare"};
     for (int i = 0; i < HELPERS; i++) {
         oh_cu_kernel kernel = NULL;
         DRIVER(oh_cu.cuLibraryGetKernel(&kernel, helper_library, names[i]));
@@ -337,14 +337,20 @@ static void launch(const gpu_rank *rank, gpu_helper helper, uint32_t blocks, uin
 }
 
 void gpu_spin_later(const gpu_rank *rank, unsigned us, onehop_stream_t stream) {
-    const helper_args args = {us * 1000ull, 0, 0};
+    const helper_args args = {us * 1000ull, 0, 0, 0};
     launch(rank, HELPER_SPIN, 1, 32, args, false, stream);
 }
 
 void gpu_consume_later(const gpu_rank *rank, void *to, const void *from, size_t bytes,
                        onehop_stream_t stream) {
-    const helper_args args = {(uintptr_t)to, (uintptr_t)from, bytes};
+    const helper_args args = {(uintptr_t)to, (uintptr_t)from, bytes, 0};
     launch(rank, HELPER_CONSUME, 2 * rank->multiprocessors, 1024, args, true, stream);
+}
+
+void gpu_compare_later(const gpu_rank *rank, const void *found, const void *expected, size_t words,
+                       uint32_t *count, onehop_stream_t stream) {
+    const helper_args args = {(uintptr_t)found, (uintptr_t)expected, words, (uintptr_t)count};
+    launch(rank, HELPER_COMPARE, rank->multiprocessors, 256, args, false, stream);
 }
 
 /* ---- graphs ---------------------------------------------------------------------------------------------------- */

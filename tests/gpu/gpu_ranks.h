@@ -25,6 +25,7 @@ typedef enum gpu_layout {
 typedef enum gpu_helper {
     HELPER_SPIN,
     HELPER_CONSUME,
+    HELPER_COMPARE,
     HELPERS
 } gpu_helper;
 
@@ -102,6 +103,9 @@ void gpu_spin_later(const gpu_rank *rank, unsigned us, onehop_stream_t stream);
  * predecessor, then copies. */
 void gpu_consume_later(const gpu_rank *rank, void *to, const void *from, size_t bytes,
                        onehop_stream_t stream);
+/* Adds to *count, on the GPU, how many words differ. */
+void gpu_compare_later(const gpu_rank *rank, const void *found, const void *expected, size_t words,
+                       uint32_t *count, onehop_stream_t stream);
 
 typedef struct gpu_graph {
     oh_cu_graph graph;

@@ -1,7 +1,7 @@
 /* Kernels that disturb: see gpu_ranks.h. Every loop is bounded. */
 
 struct helper_args {
-    unsigned long long a, b, c;
+    unsigned long long a, b, c, d;
 };
 
 __device__ static inline unsigned long long now_ns() {
@@ -25,4 +25,13 @@ extern "C" __global__ void __launch_bounds__(1024) helper_consume(const __grid_c
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
     for (unsigned long long i = blockIdx.x * 1024ull + threadIdx.x; i < args.c; i += gridDim.x * 1024ull) to[i] = from[i];
+}
+
+/* Adds to the word at d how many of the c words at a differ from those at b. */
+extern "C" __global__ void helper_compare(const __grid_constant__ helper_args args) {
+    const unsigned *found = (const unsigned *)args.a, *expected = (const unsigned *)args.b;
+    unsigned wrong = 0;
+    for (unsigned long long i = blockIdx.x * 256ull + threadIdx.x; i < args.c; i += gridDim.x * 256ull)
+        wrong += found[i] != expected[i];
+    if (wrong) atomicAdd((unsigned *)args.d, wrong);
 }

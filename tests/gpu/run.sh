@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # tests/gpu/run.sh [--quick] [PROGRAM...]: everything that runs on GPUs, one after the other: the programs of this
-# folder, short runs of `onehop perf`, and where there is compute-sanitizer a small matrix under it. `make test-gpu`.
+# folder, `onehop check --quick`, short runs of `onehop perf`, PyTorch's memory where python3 has PyTorch, and where
+# there is compute-sanitizer a small matrix under it. `make test-gpu`.
 #   --quick, or ONEHOP_GPU_QUICK=1   without compute-sanitizer
 #   ONEHOP_BUILD_DIR                 what was built, default build/release
 #   ONEHOP_GPU_LOG                   the log of it all, default build/test-gpu.log
+#   ONEHOP_NCCL_LIB                  the NCCL to compare with, default the one of PyTorch's wheels, else the system's
+# Nothing here uses NVLink multicast.
 # Last line: N passed, N failed, N skipped. Fails if anything failed; without a GPU all is skipped.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -18,6 +21,7 @@ log=${ONEHOP_GPU_LOG:-build/test-gpu.log}
 programs=$build/tests/gpu
 onehop=$build/onehop
 passed=0 failed=0 skipped=0
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
 unset ONEHOP_TIMEOUT_MS ONEHOP_DEVICE ONEHOP_NAME RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
 
 mkdir -p "$(dirname "$log")"
@@ -60,6 +64,9 @@ verdict() {
         tail -n 12 "$output" | sed 's/^/        /'
         ;;
     esac
+    case $name:$status in # what they found, not only that it was right
+    test_gpu_reference:0 | test_gpu_reference:77 | torch_memory:0) grep -v '^SKIPPED' "$output" | sed 's/^/        /' ;;
+    esac
 }
 
 # run NAME LIMIT COMMAND...
@@ -73,17 +80,19 @@ run() {
     rm -f "$output"
 }
 
-# perf ARGUMENTS: exit status 3 means that this machine cannot.
-perf() {
-    local status start=$SECONDS output
+# command_of NAME ARGUMENTS: onehop NAME; exit status 3 means that this machine cannot.
+command_of() {
+    local name=$1 status start=$SECONDS output
+    shift
     output=$(mktemp)
-    timeout -k 5 120 "$onehop" perf --device cuda "$@" >"$output" 2>&1 </dev/null
+    timeout -k 5 120 "$onehop" "$name" --device cuda "$@" >"$output" 2>&1 </dev/null
     status=$?
-    if [ $status = 0 ] && ! grep -q '^# 0 wrong' "$output"; then status=1; fi
+    if [ "$name" = perf ] && [ $status = 0 ] && ! grep -q '^# 0 wrong' "$output"; then status=1; fi
     if [ $status = 3 ]; then status=77; fi
-    verdict "perf $*" $status $((SECONDS - start)) "$output"
+    verdict "$name $*" $status $((SECONDS - start)) "$output"
     rm -f "$output"
 }
+perf() { command_of perf "$@"; }
 
 # sanitizer TOOL: two ranks, a process per GPU, each under the tool.
 sanitizer() {
@@ -114,12 +123,25 @@ if [ ! -d "$programs" ]; then
 fi
 "$onehop" info >>"$log" 2>&1
 
+if [ -z "${ONEHOP_NCCL_LIB:-}" ]; then
+    wheel=$(python3 - 2>/dev/null <<'END'
+import glob
+import importlib.util
+spec = importlib.util.find_spec("nvidia")
+print(*[path for folder in spec.submodule_search_locations for path in glob.glob(f"{folder}/nccl/lib/libnccl.so.2")])
+END
+    )
+    if [ -f "$wheel" ]; then export ONEHOP_NCCL_LIB=$wheel; fi
+fi
+
 if [ $# -gt 0 ]; then
     for name in "$@"; do run "$name" 150 "$programs/$name"; done
 else
     for program in "$programs"/test_*; do
         [ -x "$program" ] && run "$(basename "$program")" 150 "$program"
     done
+    run torch_memory 150 python3 tests/gpu/torch_memory.py "$build/libonehop.so"
+    command_of check --quick
     perf -g 2 -b 1K -e 1M -d bfloat16 -n 50 -G 5
     perf -g 2 -b 1K -e 1M -d bfloat16 -n 50 --eager
     perf -g 2 -b 1K -e 64K -d half -n 50 -G 5 --early-trigger
