@@ -6,9 +6,11 @@
 #include <string.h>
 #include <unistd.h>
 
+/* It goes to the others as the slabs do. */
 static onehop_result create(onehop_t *ctx, oh_mem_handle *handle, int *fd) {
+    const uint32_t kind = ctx->handle_kinds & OH_HANDLE_FD ? OH_HANDLE_FD : OH_HANDLE_FABRIC;
     return ctx->device->ops->multicast_create(ctx->device, ctx->slabs[ctx->rank].bytes, ctx->world,
-                                              &ctx->multicast, handle, fd);
+                                              kind, &ctx->multicast, handle, fd);
 }
 
 static onehop_result join(onehop_t *ctx, const oh_mem_handle *handle, int fd) {

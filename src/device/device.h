@@ -124,11 +124,11 @@ typedef struct oh_device_ops {
     void (*mem_release)(oh_device *, oh_mem *);
 
     /* Multicast, in four steps, each taken once all ranks have done the one before: rank 0 creates an
-     * object for `ranks` devices, to be handed on as mem_export does; all others join it; each binds
+     * object for `ranks` devices, to be handed on as mem_export does, by `kind`; all others join it; each binds
      * its own memory; each maps it. `release` undoes what was done and accepts any prefix. All
      * refuse, with UNSUPPORTED, while oh_multicast_refusal() has a reason. */
-    onehop_result (*multicast_create)(oh_device *, size_t bytes, int ranks, oh_multicast *,
-                                      oh_mem_handle *handle_out, int *fd_out);
+    onehop_result (*multicast_create)(oh_device *, size_t bytes, int ranks, uint32_t kind,
+                                      oh_multicast *, oh_mem_handle *handle_out, int *fd_out);
     onehop_result (*multicast_join)(oh_device *, const oh_mem_handle *, int fd, oh_multicast *);
     onehop_result (*multicast_bind)(oh_device *, const oh_mem *own, oh_multicast *);
     onehop_result (*multicast_map)(oh_device *, const oh_mem *slabs, int ranks, oh_multicast *);

@@ -115,8 +115,8 @@ void oh_cuda_mem_release(oh_device *, oh_mem *);
 onehop_result oh_cuda_give_access(const oh_cuda_device *, oh_cu_ptr, size_t bytes);
 
 /* cuda_multicast.c */
-onehop_result oh_cuda_multicast_create(oh_device *, size_t bytes, int ranks, oh_multicast *,
-                                       oh_mem_handle *handle_out, int *fd_out);
+onehop_result oh_cuda_multicast_create(oh_device *, size_t bytes, int ranks, uint32_t kind,
+                                       oh_multicast *, oh_mem_handle *handle_out, int *fd_out);
 onehop_result oh_cuda_multicast_join(oh_device *, const oh_mem_handle *, int fd, oh_multicast *);
 onehop_result oh_cuda_multicast_bind(oh_device *, const oh_mem *own, oh_multicast *);
 onehop_result oh_cuda_multicast_map(oh_device *, const oh_mem *slabs, int ranks, oh_multicast *);

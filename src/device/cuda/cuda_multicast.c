@@ -112,11 +112,9 @@ static onehop_result finish(onehop_result error, oh_multicast *out, const oh_cud
     return error;
 }
 
-onehop_result oh_cuda_multicast_create(oh_device *base, size_t bytes, int ranks, oh_multicast *out,
-                                       oh_mem_handle *handle_out, int *fd_out) {
+onehop_result oh_cuda_multicast_create(oh_device *base, size_t bytes, int ranks, uint32_t kind,
+                                       oh_multicast *out, oh_mem_handle *handle_out, int *fd_out) {
     const oh_cuda_device *device = oh_cuda_of(base);
-    const uint32_t kind =
-        device->handle_kinds & OH_HANDLE_FD ? OH_HANDLE_FD : (uint32_t)OH_HANDLE_FABRIC;
     oh_cuda_scope scope;
     *fd_out = -1;
     onehop_result error = begin(device, bytes, out, &scope);

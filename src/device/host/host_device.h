@@ -18,7 +18,7 @@ void oh_host_mem_release(oh_device *device, oh_mem *memory);
 onehop_result oh_host_mem_adopt(void *ptr, size_t bytes, oh_mem *out);
 
 /* host_multicast.c */
-onehop_result oh_host_multicast_create(oh_device *device, size_t bytes, int ranks,
+onehop_result oh_host_multicast_create(oh_device *device, size_t bytes, int ranks, uint32_t kind,
                                        oh_multicast *out, oh_mem_handle *handle_out, int *fd_out);
 onehop_result oh_host_multicast_join(oh_device *device, const oh_mem_handle *handle, int fd,
                                      oh_multicast *multicast);

@@ -10,11 +10,12 @@ static onehop_result refuse(void) {
     return why ? oh_error(ONEHOP_ERR_UNSUPPORTED, "multicast is off: %s", why) : ONEHOP_OK;
 }
 
-onehop_result oh_host_multicast_create(oh_device *device, size_t bytes, int ranks,
+onehop_result oh_host_multicast_create(oh_device *device, size_t bytes, int ranks, uint32_t kind,
                                        oh_multicast *out, oh_mem_handle *handle_out, int *fd_out) {
     (void)device;
     (void)bytes;
     (void)ranks;
+    (void)kind;
     (void)out;
     memset(handle_out, 0, sizeof *handle_out);
     *fd_out = -1;
