@@ -101,7 +101,7 @@ static void arguments_of_calls(void) {
     REFUSED(ONEHOP_ERR_ALGORITHM, "source workspace", WITH(source, ONEHOP_SOURCE_WORKSPACE));
     REFUSED(ONEHOP_ERR_ALGORITHM, "source graph needs a call that is captured",
             WITH(algorithm, (call.source = ONEHOP_SOURCE_GRAPH, ONEHOP_1SHOT_PULL)));
-    REFUSED(ONEHOP_ERR_ALGORITHM, "source multicast (3) is not available",
+    REFUSED(ONEHOP_ERR_ALGORITHM, "source multicast is off: ONEHOP_MULTICAST is not 1. It needs",
             WITH(algorithm, (call.source = ONEHOP_SOURCE_MULTICAST, ONEHOP_2SHOT_PULL)));
     REFUSED(ONEHOP_ERR_ALGORITHM, "takes 1..1 blocks here, found 5", WITH(blocks, 5));
     REFUSED(ONEHOP_ERR_ALGORITHM, "takes 1..1 threads", WITH(threads, 32));

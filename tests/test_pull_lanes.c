@@ -1,7 +1,7 @@
 /* 1shot_pull, 2shot_pull and 2shot_push with two and three lanes per rank under adverse scheduling
  * (support/lanes.h): counters about to wrap and past 2^31 with signals never written, many chunks
  * with one lane held back, any grid after any grid, all algorithms in turn on one communicator, a
- * call on which ranks disagree; rows of captured inputs, by whose addresses some calls go. Also the program that tests/mutants builds from altered sources.
+ * call on which ranks disagree; rows of captured inputs, by whose addresses some calls go; multicast, emulated. Also the program that tests/mutants builds from altered sources.
  *
  * test_pull_lanes [deadline in ms [calls in percent]] */
 /* labels: quick timeout=240 */
@@ -25,6 +25,9 @@ enum {
     ONE = 1 << LANES_PULL_1SHOT,
     TWO = 1 << LANES_PULL_2SHOT,
     PUSH_TWO = 1 << LANES_PUSH_2SHOT,
+    CAST_ONE = 1 << LANES_MULTICAST_1SHOT,
+    CAST_TWO = 1 << LANES_MULTICAST_2SHOT,
+    CASTS = CAST_ONE | CAST_TWO,
     ALL = PUSH | HOST | ONE | TWO | PUSH_TWO
 };
 
@@ -36,7 +39,7 @@ static void mixed(const char *what, int world, int lanes, unsigned algorithms, s
     uint64_t random = algorithms * 64u + (unsigned)(world * 4 + lanes);
     for (size_t i = 0; i < count; i++) {
         lanes_algorithm a;
-        do a = (lanes_algorithm)(random_next(&random) % 6);
+        do a = (lanes_algorithm)(random_next(&random) % (algorithms & CASTS ? 8 : 6));
         while (!(algorithms >> a & 1u));
         /* 1shot_push has not all types for all numbers of ranks here. */
         calls[i] = (lanes_call){a,
@@ -133,6 +136,16 @@ int main(int argc, char **argv) {
     mixed("two shots and 1shot_pull", 7, 2, ONE | TWO | PUSH_TWO, 6000, 0, scaled(60));
     if (percent == 100)
         mixed("bodies for any number", 9, 2, ONE | TWO | PUSH_TWO, 3000, 0, scaled(60));
+    for (int world = 2; world <= 3; world++) {
+        mixed("multicast, counters about to wrap", world, 2, CASTS, 3000, 0xfffffffbu, 12);
+        mixed("1shot over multicast", world, 2, CAST_ONE, 1500, 0, scaled(60));
+        mixed("2shot over multicast", world, 2, CAST_TWO, 1500, 0, scaled(60));
+        chunk_after_chunk(world, 2, LANES_MULTICAST_1SHOT);
+        chunk_after_chunk(world, 2, LANES_MULTICAST_2SHOT);
+    }
+    mixed("all and multicast in turn", 5, 2, ALL | CASTS, 6000, 0, scaled(40));
+    ranks_disagree(3, LANES_MULTICAST_1SHOT, 9000);
+    ranks_disagree(3, LANES_MULTICAST_2SHOT, 9000);
     rows = true;
     for (int world = 2; world <= 4; world++) {
         mixed("1shot_pull with rows", world, 2, ONE, 700, 0, scaled(60));

@@ -124,9 +124,11 @@ static void layouts(void) {
 
 /* ---- choosing -------------------------------------------------------------------------------- */
 
+static bool multicast; /* of the groups to come */
+
 static void init(oh_dispatch *d, onehop_device_kind kind, uint32_t capability, int world, bool nccl,
                  const oh_tuning *tuning) {
-    const oh_dispatch_group group = {kind, capability, world, nccl};
+    const oh_dispatch_group group = {kind, capability, world, nccl, multicast};
     onehop_layout_config config = ONEHOP_CONFIG_INIT(onehop_layout_config);
     onehop_layout layout;
     config.device_kind = kind;
@@ -147,7 +149,9 @@ static void check_plan(const oh_dispatch *d, const oh_question *q) {
     size_t count;
     const oh_kernel *kernels = oh_kernel_list(&count);
     CHECK(plan.kernel >= 0 &&
-          plan.kernel == oh_kernel_find(d->kind, c->algorithm, q->dtype, d->world));
+          plan.kernel == (c->source == ONEHOP_SOURCE_MULTICAST
+                              ? oh_kernel_find_multicast(c->algorithm, q->dtype)
+                              : oh_kernel_find(d->kind, c->algorithm, q->dtype, d->world)));
     CHECK(plan.chunk_bytes > 0 && plan.chunk_bytes <= UINT32_MAX);
     CHECK(c->chunks == (q->bytes + plan.chunk_bytes - 1) / plan.chunk_bytes);
     CHECK(c->blocks >= 1 && c->blocks <= d->planes.max_blocks);
@@ -155,7 +159,8 @@ static void check_plan(const oh_dispatch *d, const oh_question *q) {
     if (d->kind == ONEHOP_DEVICE_CUDA) CHECK(c->blocks >= 2 && c->threads % 32 == 0);
     if (d->kind == ONEHOP_DEVICE_HOST) CHECK(c->threads == 1);
     const bool pull = c->algorithm == ONEHOP_1SHOT_PULL || c->algorithm == ONEHOP_2SHOT_PULL;
-    CHECK(pull ? c->source == ONEHOP_SOURCE_WORKSPACE || c->source == ONEHOP_SOURCE_GRAPH
+    CHECK(pull ? c->source == ONEHOP_SOURCE_WORKSPACE || c->source == ONEHOP_SOURCE_GRAPH ||
+                     (c->source == ONEHOP_SOURCE_MULTICAST && multicast)
                : c->source == ONEHOP_SOURCE_NONE);
     if (c->source == ONEHOP_SOURCE_GRAPH)
         CHECK(q->mode == ONEHOP_MODE_GRAPH && !(c->algorithm == ONEHOP_1SHOT_PULL && q->in_place));
@@ -266,6 +271,40 @@ static void passed_over(void) {
     CHECK_RESULT(ONEHOP_ERR_INTERNAL, oh_dispatch_choose(&d, &q, &plan));
 }
 
+/* Rows over multicast serve where it is on, windows too; unnamed calls only by a row. */
+static void windows_of_multicast(void) {
+    static const char text[] = CUDA "2 graph 1K-2K 2shot_pull multicast 5 max\n"
+                                    "2 eager 1K 1shot_pull multicast 7 64\n"
+                                    "2 any any 2shot_pull workspace 9 32\n";
+    onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
+    oh_dispatch d;
+    oh_plan plan;
+    multicast = true;
+    init_text(&d, text, 90, 2, false);
+    multicast = false;
+    CHECK_INT(3, d.row_count);
+    plan = choose(&d, 1024, ONEHOP_MODE_EAGER, true, NULL);
+    CHECK_INT(ONEHOP_SOURCE_MULTICAST, plan.choice.source);
+    CHECK_INT(ONEHOP_1SHOT_PULL, plan.choice.algorithm);
+    CHECK_INT(oh_kernel_find_multicast(ONEHOP_1SHOT_PULL, ONEHOP_BFLOAT16), plan.kernel);
+    CHECK_INT(7, plan.choice.blocks);
+    plan = choose(&d, 1026, ONEHOP_MODE_EAGER, false, NULL);
+    CHECK_INT(ONEHOP_SOURCE_WORKSPACE, plan.choice.source);
+    plan = choose(&d, 1024, ONEHOP_MODE_GRAPH, false, NULL);
+    CHECK_INT(ONEHOP_SOURCE_WORKSPACE, plan.choice.source);
+    plan = choose(&d, 2048, ONEHOP_MODE_GRAPH, false, NULL);
+    CHECK_INT(ONEHOP_SOURCE_MULTICAST, plan.choice.source);
+    CHECK_INT(512, plan.choice.threads);
+    call.algorithm = ONEHOP_2SHOT_PULL;
+    call.source = ONEHOP_SOURCE_MULTICAST;
+    plan = choose(&d, 64, ONEHOP_MODE_EAGER, false, &call);
+    CHECK_INT(oh_kernel_find_multicast(ONEHOP_2SHOT_PULL, ONEHOP_BFLOAT16), plan.kernel);
+    init_text(&d, text, 90, 2, false);
+    CHECK_INT(1, d.row_count);
+    const oh_question q = {64, ONEHOP_BFLOAT16, ONEHOP_MODE_EAGER, false, &call};
+    CHECK_RESULT(ONEHOP_ERR_ALGORITHM, oh_dispatch_choose(&d, &q, &plan));
+}
+
 static void expect_grid(const oh_plan *plan, uint32_t blocks, uint32_t threads) {
     CHECK_INT(blocks, plan->choice.blocks);
     CHECK_INT(threads, plan->choice.threads);
@@ -283,7 +322,7 @@ static void grids(void) {
     plan = choose(&d, 1024, ONEHOP_MODE_EAGER, false, NULL);
     expect_grid(&plan, 9, 128);
     plan = choose(&d, 1026, ONEHOP_MODE_EAGER, false, NULL);
-    expect_grid(&plan, 132, 1024); /* max: what the kernel and the GPU take */
+    expect_grid(&plan, 132, 512); /* max: what the kernel and the GPU take */
     /* By name: the row of that algorithm, clipped; one that has none takes another's grid. */
     call.algorithm = ONEHOP_1SHOT_PUSH;
     plan = choose(&d, 1026, ONEHOP_MODE_EAGER, false, &call);
@@ -621,6 +660,7 @@ int main(void) {
     layouts();
     total();
     passed_over();
+    windows_of_multicast();
     grids();
     sizes_on_gpus();
     odd_files();

@@ -50,6 +50,9 @@ void oh_sleep_us(unsigned us);
     X(NCCL, "ONEHOP_NCCL", "bool", "0", "1 hands long messages to NCCL, as ONEHOP_FLAG_NCCL")      \
     X(NCCL_LIB, "ONEHOP_NCCL_LIB", "string", "libnccl.so.2", "the NCCL library for that")          \
     X(MULTICAST, "ONEHOP_MULTICAST", "bool", "0", "1 allows NVLink multicast; not validated")      \
+    X(NVLS, "NCCL_NVLS_ENABLE", "int", "", "0 forbids multicast to NCCL, and to onehop")           \
+    X(NO_MULTICAST, "TORCH_SYMM_MEM_DISABLE_MULTICAST", "bool", "",                                \
+      "1 forbids multicast to PyTorch, and to onehop")                                             \
     X(RANK, "RANK", "int", "", "rank, if the program gives none (set by torchrun)")                \
     X(WORLD_SIZE, "WORLD_SIZE", "int", "", "number of ranks (torchrun)")                           \
     X(LOCAL_RANK, "LOCAL_RANK", "int", "", "GPU of this rank (torchrun)")                          \
@@ -81,6 +84,10 @@ onehop_result oh_env_integer(oh_env id, int64_t low, int64_t high, int64_t fallb
 
 /* The variable as the index of one of `words` (NULL-terminated list); `fallback` if unset. */
 onehop_result oh_env_word(oh_env id, const char *const *words, int fallback, int *index_out);
+
+/* Why multicast must not be used, as text: ONEHOP_MULTICAST is not 1, or a switch of NCCL or PyTorch
+ * forbids it to the whole process. NULL: it may. */
+const char *oh_multicast_refusal(void);
 
 /* Copies a config struct of any earlier or later version: its first member, struct_size, is the
  * caller's size, `known` is ours. Fields the caller's struct lacks become zero; fields that ours

@@ -70,3 +70,13 @@ onehop_result oh_env_word(oh_env id, const char *const *words, int fallback, int
                     "environment variable %s is \"%.64s\": expected one of %s", rows[id].name, text,
                     list);
 }
+
+/* Foreign switches are not ours to judge: what is not clearly harmless forbids. */
+const char *oh_multicast_refusal(void) {
+    const char *on = oh_env_text(OH_ENV_MULTICAST), *nvls = oh_env_text(OH_ENV_NVLS),
+               *off = oh_env_text(OH_ENV_NO_MULTICAST);
+    if (!on || strcmp(on, "1")) return "ONEHOP_MULTICAST is not 1";
+    if (nvls && nvls[strspn(nvls, " +-0")] == '\0') return "NCCL_NVLS_ENABLE is 0";
+    if (off && strcmp(off, "0")) return "TORCH_SYMM_MEM_DISABLE_MULTICAST is set";
+    return NULL;
+}

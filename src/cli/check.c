@@ -148,7 +148,7 @@ static onehop_result check_body(perf_worker *worker, bool *wrong_out) {
     perf_plan plan = *shared;
     onehop_result result = ONEHOP_OK;
     worker->plan = &plan; /* changes from cell to cell */
-    worker->data = DATA_MIXED;
+    worker->data = perf_switch_may_add(&plan) ? DATA_INTEGERS : DATA_MIXED;
     for (size_t i = 0; i < OH_LENGTH(dtypes) && result == ONEHOP_OK; i++) {
         plan.dtype = dtypes[i];
         result = check_type(worker, &plan);

@@ -29,6 +29,20 @@ static void print_handle_kinds(uint32_t kinds) {
     printf("%s\n", *separator ? "" : "none");
 }
 
+static void print_multicast(const oh_device_info *info) {
+    const char *why = oh_multicast_refusal();
+    const bool host = info->device.kind == ONEHOP_DEVICE_HOST;
+    printf("          multicast: %s; ", host              ? "emulated"
+                                        : info->multicast ? "reported by the driver"
+                                                          : "not reported by the driver");
+    if (why)
+        printf("off: %s\n", why);
+    else if (info->multicast)
+        printf("on%s\n", host ? "" : ", not validated on hardware");
+    else
+        printf("off\n");
+}
+
 /* Returns an exit code: a variable that is not understood is a mistake of the user. */
 static int print_device(onehop_device which) {
     oh_device *device;
@@ -54,6 +68,7 @@ static int print_device(onehop_device which) {
     print_bytes(info.memory_bytes);
     printf("\n          handle types that worked in a trial: ");
     print_handle_kinds(info.handle_kinds);
+    print_multicast(&info);
     return CLI_OK;
 }
 

@@ -93,6 +93,11 @@ typedef enum perf_data {
     DATA_MIXED,    /* real numbers, special values and subnormals */
 } perf_data;
 
+/* Over multicast of GPUs sums have the switch's order. */
+static inline bool perf_switch_may_add(const perf_plan *plan) {
+    return plan->device == ONEHOP_DEVICE_CUDA && !oh_multicast_refusal();
+}
+
 /* What the machine can do at best. The floor of a size is latency + its copy time. */
 typedef struct perf_floor {
     bool known;

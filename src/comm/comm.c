@@ -66,7 +66,8 @@ static onehop_result load_functions(onehop_comm *comm, uint32_t ranks_per_device
         bool used = false;
         for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++)
             for (int a = 1; a <= ONEHOP_LOCAL_COPY; a++)
-                used |= comm->dispatch.kernels[a][d] == (int)i;
+                used |= comm->dispatch.kernels[a][d] == (int)i ||
+                        comm->dispatch.multicast[a][d] == (int)i;
         if (!used) continue;
         onehop_result result =
             comm->device->ops->load(comm->device, &kernels[i], 1, &comm->functions[i]);
@@ -143,6 +144,7 @@ onehop_result oh_comm_open(const onehop_comm_config *config, const oh_comm_parts
     comm->group = parts->group;
     comm->dispatch = *parts->dispatch;
     comm->nccl = parts->nccl;
+    comm->args.multicast = parts->multicast;
     onehop_result result = check_config(config);
     if (!result) result = comm_init(comm, config);
     if (result) {
@@ -172,7 +174,8 @@ static onehop_result choose_rows(oh_device *device, const onehop_comm_config *c,
                         "communicator: ONEHOP_FLAG_NCCL is for contexts; a communicator over the "
                         "caller's memory exchanges nothing");
     const oh_dispatch_group group = {
-        device->ops->kind, c->capability ? c->capability : info.capability, c->world_size, false};
+        device->ops->kind, c->capability ? c->capability : info.capability, c->world_size, false,
+        false};
     result = oh_tuning_load(&tuning);
     if (!result) result = oh_dispatch_init(out, &group, &tuning);
     oh_tuning_free(&tuning);
@@ -198,7 +201,7 @@ onehop_result onehop_comm_create(const onehop_comm_config *config, onehop_comm *
                           "communicator: layout is for device kind %d, the device is of kind %d",
                           (int)layout.device_kind, (int)device->ops->kind);
     if (!result) result = choose_rows(device, &known, &dispatch);
-    const oh_comm_parts parts = {device, true, NULL, &dispatch, NULL};
+    const oh_comm_parts parts = {device, true, NULL, &dispatch, NULL, 0};
     if (!result) result = oh_comm_open(&known, &parts, comm_out);
     if (result && device) device->ops->close(device);
     return result;

@@ -68,6 +68,7 @@ typedef struct oh_comm_parts {
     onehop_group *group;         /* may be NULL */
     const oh_dispatch *dispatch; /* without planes; copied */
     void *nccl;                  /* borrowed; may be NULL */
+    uint64_t multicast;          /* address of the group's memory; 0: off */
 } oh_comm_parts;
 
 onehop_result oh_comm_open(const onehop_comm_config *config, const oh_comm_parts *parts,

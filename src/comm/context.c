@@ -13,6 +13,7 @@ static void release(onehop_t *ctx) {
     if (ctx->nccl) oh_nccl_disconnect(ctx->device, ctx->nccl, dead);
     if (ctx->device) {
         const oh_device_ops *ops = ctx->device->ops;
+        ops->multicast_release(ctx->device, &ctx->multicast);
         for (int r = 0; r < ctx->world; r++) ops->mem_release(ctx->device, &ctx->slabs[r]);
         if (ctx->local) ops->local_free(ctx->device, ctx->local);
         if (ctx->host) ops->host_free(ctx->device, ctx->host);
@@ -29,7 +30,7 @@ static void release(onehop_t *ctx) {
 static onehop_result make_alone(onehop_t *ctx) {
     oh_introduction unused;
     onehop_result result = oh_context_introduce(ctx, &unused);
-    const oh_dispatch_group group = {ctx->info.device.kind, ctx->info.capability, 1, false};
+    const oh_dispatch_group group = {ctx->info.device.kind, ctx->info.capability, 1, false, false};
     return result ? result : oh_dispatch_init(&ctx->dispatch, &group, &ctx->tuning);
 }
 
@@ -68,6 +69,7 @@ static onehop_result set_up(onehop_t *ctx) {
 
     result = oh_rendezvous_agree(ctx->group, oh_context_connect(ctx, offers, fds));
     close_fds(fds, ctx->world);
+    if (!result) result = oh_multicast_set_up(ctx);
     if (!result) result = oh_rendezvous_agree(ctx->group, oh_context_hand_over(ctx, offers));
     return result ? result : oh_rendezvous_agree(ctx->group, oh_context_finish(ctx));
 }
@@ -124,6 +126,7 @@ static onehop_result make_all(onehop_t **ctx, int n) {
         result = oh_context_allocate(ctx[r], all, &offers[r], &fds[r]);
     for (int r = 0; r < n && !result; r++) result = oh_context_connect(ctx[r], offers, fds);
     close_fds(fds, n);
+    if (!result) result = oh_multicast_set_up_all(ctx, n);
     for (int r = 0; r < n && !result; r++) result = oh_context_finish(ctx[r]);
     return result;
 }

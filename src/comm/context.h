@@ -5,6 +5,7 @@
  *   introduce   what this rank is and wants; its device is open           -> oh_introduction to all
  *   allocate    settings compared, sizes agreed, memory made              -> oh_offer and a descriptor to all
  *   connect     the peers' memory mapped, own memory armed                -> barrier
+ *   multicast   if all ranks allow it (multicast.c); a failure turns it off and is no error
  *   hand_over   with ONEHOP_FLAG_NCCL: NCCL's communicator, which waits for all ranks itself
  *   finish      the communicator
  * After each step the ranks agree that all succeeded; if not, all fail with the same message. */
@@ -24,6 +25,8 @@ typedef struct oh_introduction {
     uint32_t multiprocessors;
     uint32_t capability;
     uint32_t handle_kinds;
+    uint32_t multicast; /* the device has it, and the environment allows it */
+    uint32_t unused;
     uint64_t max_bytes, push_bytes, pull_bytes;
     uint64_t tuning; /* hash of the tables */
     char bus_id[32]; /* to count the ranks that share a GPU */
@@ -71,6 +74,8 @@ struct onehop {
     uint32_t ranks_per_device;
     uint32_t handle_kinds; /* that work between all ranks */
     oh_mem slabs[ONEHOP_MAX_RANKS];
+    oh_multicast multicast;
+    oh_dispatch_group served;
     void *local;
     void *host, *host_device;
     void *nccl;         /* with the hand-over on */
@@ -91,6 +96,10 @@ onehop_result oh_context_introduce(onehop_t *ctx, oh_introduction *out);
 onehop_result oh_context_allocate(onehop_t *ctx, const oh_introduction *all, oh_offer *out,
                                   int *fd_out);
 onehop_result oh_context_connect(onehop_t *ctx, const oh_offer *offers, const int *fds);
+/* All ranks of a group, or of one thread. Errors are those of the exchange. */
+onehop_result oh_multicast_set_up(onehop_t *ctx);
+onehop_result oh_multicast_set_up_all(onehop_t *const *ctx, int n);
+
 onehop_result oh_context_hand_over(onehop_t *ctx, const oh_offer *offers);
 onehop_result oh_context_finish(onehop_t *ctx);
 

@@ -25,13 +25,18 @@ static bool is_push(onehop_algorithm a) {
 
 /* ---- rows ----------------------------------------------------------------------------------- */
 
-static bool has_kernel(const oh_dispatch *d, unsigned algorithm) {
+static int kernel_for(const oh_dispatch *d, unsigned algorithm, unsigned source, int dtype) {
+    return source == ONEHOP_SOURCE_MULTICAST ? d->multicast[algorithm][dtype]
+                                             : d->kernels[algorithm][dtype];
+}
+
+static bool has_kernel(const oh_dispatch *d, const oh_tuning_row *row) {
     for (int t = 0; t <= ONEHOP_BFLOAT16; t++)
-        if (d->kernels[algorithm][t] >= 0) return true;
+        if (kernel_for(d, row->algorithm, row->source, t) >= 0) return true;
     return false;
 }
 
-/* What no call of the group can use is not kept. This version has no kernel over multicast. */
+/* What no call of the group can use is not kept. */
 static bool group_can_use(const oh_dispatch *d, const oh_dispatch_group *group,
                           const oh_tuning_row *row) {
     const bool host = row->device == OH_TUNING_HOST;
@@ -39,8 +44,7 @@ static bool group_can_use(const oh_dispatch *d, const oh_dispatch_group *group,
     if (!host && row->device != OH_TUNING_CUDA && row->device != group->capability / 10)
         return false;
     if (group->world < row->world_low || group->world > row->world_high) return false;
-    if (row->source == ONEHOP_SOURCE_MULTICAST) return false;
-    return row->algorithm == ONEHOP_NCCL ? group->nccl : has_kernel(d, row->algorithm);
+    return row->algorithm == ONEHOP_NCCL ? group->nccl : has_kernel(d, row);
 }
 
 static bool row_fits(const oh_tuning_row *row, const oh_question *q) {
@@ -51,7 +55,7 @@ static bool row_fits(const oh_tuning_row *row, const oh_question *q) {
  * reads what it would overwrite. 2shot_push gives every rank a unit at least. */
 static bool call_can_use(const oh_dispatch *d, const oh_tuning_row *row, const oh_question *q) {
     if (row->algorithm == ONEHOP_NCCL) return true;
-    if (d->kernels[row->algorithm][q->dtype] < 0) return false;
+    if (kernel_for(d, row->algorithm, row->source, q->dtype) < 0) return false;
     if (row->algorithm == ONEHOP_2SHOT_PUSH)
         return (q->bytes + OH_UNIT_BYTES - 1) / OH_UNIT_BYTES >= (size_t)d->world;
     if (row->source != ONEHOP_SOURCE_GRAPH) return true;
@@ -190,8 +194,8 @@ static onehop_result choose_grid(const oh_dispatch *d, const oh_question *q,
 /* Where `row`, if there is one, says. Else captured pull calls read the captured memory, all others
  * the workspace; in place, 1shot_pull would overwrite what a peer still reads. A caller may name
  * the source. */
-static onehop_result choose_source(const oh_question *q, const oh_tuning_row *row,
-                                   onehop_choice *choice) {
+static onehop_result choose_source(const oh_dispatch *d, const oh_question *q,
+                                   const oh_tuning_row *row, onehop_choice *choice) {
     const onehop_source named = q->call ? q->call->source : ONEHOP_SOURCE_NONE;
     const bool pull = is_pull(choice->algorithm);
     const bool rows = q->mode == ONEHOP_MODE_GRAPH;
@@ -214,12 +218,17 @@ static onehop_result choose_source(const oh_question *q, const oh_tuning_row *ro
         return oh_error(ONEHOP_ERR_ALGORITHM,
                         "1shot_pull over source graph is out of place only; in place takes "
                         "2shot_pull, or source workspace");
-    if (choice->source != ONEHOP_SOURCE_GRAPH && choice->source != ONEHOP_SOURCE_WORKSPACE)
+    if (choice->source == ONEHOP_SOURCE_MULTICAST &&
+        d->multicast[choice->algorithm][q->dtype] < 0)
         return oh_error(ONEHOP_ERR_ALGORITHM,
-                        "source %s (%d) is not available; %s reads the workspace or, captured, the "
-                        "graph's memory",
-                        onehop_source_name(choice->source), (int)choice->source,
-                        onehop_algorithm_name(choice->algorithm));
+                        "source multicast is off: %s. It needs %s=1 on all ranks of a context, a "
+                        "GPU with multicast for each (the host emulates it), neither %s=0 nor %s=1; "
+                        "it has not been validated on hardware",
+                        oh_multicast_refusal() ? oh_multicast_refusal() : "not available here",
+                        oh_env_describe(OH_ENV_MULTICAST)->name, oh_env_describe(OH_ENV_NVLS)->name,
+                        oh_env_describe(OH_ENV_NO_MULTICAST)->name);
+    if (choice->source > ONEHOP_SOURCE_MULTICAST)
+        return oh_error(ONEHOP_ERR_ALGORITHM, "source %d is unknown", (int)choice->source);
     return ONEHOP_OK;
 }
 
@@ -236,6 +245,10 @@ onehop_result oh_dispatch_init(oh_dispatch *d, const oh_dispatch_group *group,
             const int k = oh_kernel_find(d->kind, (onehop_algorithm)a, (onehop_dtype)t, d->world);
             d->kernels[a][t] = (int16_t)k;
             d->bounds[a][t] = k < 0 ? 0 : list[k].max_threads;
+            d->multicast[a][t] = -1;
+            if (group->multicast)
+                d->multicast[a][t] =
+                    (int16_t)oh_kernel_find_multicast((onehop_algorithm)a, (onehop_dtype)t);
         }
     for (size_t i = 0; i < tuning->count; i++) {
         if (!group_can_use(d, group, &tuning->rows[i])) continue;
@@ -248,18 +261,18 @@ onehop_result oh_dispatch_init(oh_dispatch *d, const oh_dispatch_group *group,
     return ONEHOP_OK;
 }
 
-static onehop_result choose_alone(const oh_question *q, oh_plan *plan) {
+static onehop_result choose_alone(const oh_dispatch *d, const oh_question *q, oh_plan *plan) {
     const onehop_algorithm forced = q->call ? q->call->algorithm : ONEHOP_ALGORITHM_AUTO;
     if (forced != ONEHOP_ALGORITHM_AUTO && forced != ONEHOP_LOCAL_COPY)
         return oh_error(ONEHOP_ERR_ALGORITHM, "a group of one rank copies; %s was asked for",
                         onehop_algorithm_name(forced));
-    return choose_source(q, NULL, &plan->choice);
+    return choose_source(d, q, NULL, &plan->choice);
 }
 
-static onehop_result choose_nccl(const oh_question *q, oh_plan *plan) {
+static onehop_result choose_nccl(const oh_dispatch *d, const oh_question *q, oh_plan *plan) {
     if (q->call && (q->call->blocks || q->call->threads))
         return oh_error(ONEHOP_ERR_ALGORITHM, "nccl chooses its grid itself");
-    return choose_source(q, NULL, &plan->choice);
+    return choose_source(d, q, NULL, &plan->choice);
 }
 
 onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_plan *plan_out) {
@@ -268,7 +281,7 @@ onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_
     const oh_tuning_row *row = NULL;
     onehop_result result;
     if (d->world == 1) {
-        result = choose_alone(q, &plan);
+        result = choose_alone(d, q, &plan);
         if (!result) *plan_out = plan;
         return result;
     }
@@ -280,7 +293,7 @@ onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_
         plan.choice.algorithm = row->algorithm;
     }
     if (plan.choice.algorithm == ONEHOP_NCCL && d->nccl) {
-        result = choose_nccl(q, &plan);
+        result = choose_nccl(d, q, &plan);
         if (!result) *plan_out = plan;
         return result;
     }
@@ -295,7 +308,10 @@ onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_
             ONEHOP_ERR_ALGORITHM, "%s (%d) is not available on the %s device for %s, world size %d",
             onehop_algorithm_name(forced), (int)forced,
             d->kind == ONEHOP_DEVICE_CUDA ? "cuda" : "host", onehop_dtype_name(q->dtype), d->world);
-    result = choose_source(q, row, &plan.choice);
+    result = choose_source(d, q, row, &plan.choice);
+    if (!result)
+        plan.kernel =
+            kernel_for(d, (unsigned)plan.choice.algorithm, (unsigned)plan.choice.source, q->dtype);
     if (!result) result = choose_grid(d, q, row, &plan.choice);
     if (result) return result;
     plan.chunk_bytes = chunk_bytes_for(d, plan.choice.algorithm, q->bytes);

@@ -22,6 +22,8 @@ typedef struct oh_dispatch {
      * bound. */
     int16_t kernels[ONEHOP_LOCAL_COPY + 1][ONEHOP_BFLOAT16 + 1];
     uint32_t bounds[ONEHOP_LOCAL_COPY + 1][ONEHOP_BFLOAT16 + 1];
+    /* The same over multicast; -1 for all while it is off. */
+    int16_t multicast[ONEHOP_LOCAL_COPY + 1][ONEHOP_BFLOAT16 + 1];
 } oh_dispatch;
 
 /* Whose calls are to be served. */
@@ -30,6 +32,7 @@ typedef struct oh_dispatch_group {
     uint32_t capability; /* the lowest of its GPUs, 90 for sm_90 */
     int world;
     bool nccl;
+    bool multicast; /* on, on all ranks */
 } oh_dispatch_group;
 
 /* Errors: ENVIRONMENT (too many rows for this group). */

@@ -50,6 +50,7 @@ onehop_result oh_context_introduce(onehop_t *ctx, oh_introduction *out) {
     out->multiprocessors = ctx->info.multiprocessors;
     out->capability = ctx->info.capability;
     out->handle_kinds = ctx->info.handle_kinds;
+    out->multicast = ctx->info.multicast && !oh_multicast_refusal();
     out->max_bytes = c->max_bytes;
     out->push_bytes = c->push_bytes;
     out->pull_bytes = c->pull_bytes;
@@ -122,11 +123,19 @@ static uint32_t agreed_blocks(const onehop_t *ctx, const oh_introduction *all) {
 }
 
 static onehop_result choose_rows(onehop_t *ctx, const oh_introduction *all) {
-    oh_dispatch_group group = {ctx->info.device.kind, all[0].capability, ctx->world,
-                               ctx->config.flags & ONEHOP_FLAG_NCCL};
-    for (int r = 1; r < ctx->world; r++)
-        if (all[r].capability < group.capability) group.capability = all[r].capability;
-    return oh_dispatch_init(&ctx->dispatch, &group, &ctx->tuning);
+    oh_dispatch_group *group = &ctx->served;
+    group->kind = ctx->info.device.kind;
+    group->capability = all[0].capability;
+    group->world = ctx->world;
+    group->nccl = ctx->config.flags & ONEHOP_FLAG_NCCL;
+    group->multicast = ctx->ranks_per_device == 1 || group->kind == ONEHOP_DEVICE_HOST;
+    for (int r = 0; r < ctx->world; r++) {
+        if (all[r].capability < group->capability) group->capability = all[r].capability;
+        group->multicast = group->multicast && all[r].multicast;
+    }
+    if (all[ctx->rank].multicast && !group->multicast)
+        oh_log(ONEHOP_LOG_INFO, "multicast is off: not all ranks allow it, each with its own GPU");
+    return oh_dispatch_init(&ctx->dispatch, group, &ctx->tuning);
 }
 
 /* Sizes that the caller leaves open. The host device publishes in the pull buffer, and only calls
@@ -226,7 +235,8 @@ onehop_result oh_context_finish(onehop_t *ctx) {
     c.ranks_per_device = ctx->ranks_per_device;
     c.timeout_ms = ctx->config.timeout_ms;
     c.flags = ctx->config.flags;
-    const oh_comm_parts parts = {ctx->device, false, ctx->group, &ctx->dispatch, ctx->nccl};
+    const oh_comm_parts parts = {ctx->device, false, ctx->group, &ctx->dispatch, ctx->nccl,
+                                 ctx->multicast.address};
     onehop_result result = oh_comm_open(&c, &parts, &ctx->comm);
     if (!result) ctx->dispatch = ctx->comm->dispatch;
     return result;

@@ -45,6 +45,19 @@ typedef struct oh_mem {
     void *owner;
 } oh_mem;
 
+/* One address for the same place in the memory of all ranks, where each has a device of its own: what
+ * is stored there goes to all, what is loaded is the sum. Zeroed: none. */
+typedef struct oh_multicast {
+    uint64_t address; /* for kernels; 0 until it is mapped */
+    void *owner;      /* private to the device */
+} oh_multicast;
+
+/* Host device, which emulates it: what the address is that of. */
+typedef struct oh_multicast_slabs {
+    uint32_t count, unused;
+    uint64_t slabs[ONEHOP_MAX_RANKS];
+} oh_multicast_slabs;
+
 typedef struct oh_device_info {
     onehop_device device;
     char name[96];
@@ -54,6 +67,7 @@ typedef struct oh_device_info {
     uint32_t driver_version;  /* 13000 for CUDA 13.0; 0 on the host */
     uint32_t handle_kinds;    /* oh_handle_kind bits that worked in a trial on this device */
     uint64_t memory_bytes;
+    bool multicast; /* the driver reports it; the host emulates it */
 } oh_device_info;
 
 /* A function a device can run: the body compiled for the host, or a function of the loaded image.
@@ -108,6 +122,17 @@ typedef struct oh_device_ops {
     onehop_result (*mem_import)(oh_device *, const oh_mem_handle *, int fd, oh_mem *out);
     /* Unmaps, and frees if this process created it. A zeroed oh_mem is a no-op. */
     void (*mem_release)(oh_device *, oh_mem *);
+
+    /* Multicast, in four steps, each taken once all ranks have done the one before: rank 0 creates an
+     * object for `ranks` devices, to be handed on as mem_export does, by `kind`; all others join it; each binds
+     * its own memory; each maps it. `release` undoes what was done and accepts any prefix. All
+     * refuse, with UNSUPPORTED, while oh_multicast_refusal() has a reason. */
+    onehop_result (*multicast_create)(oh_device *, size_t bytes, int ranks, uint32_t kind,
+                                      oh_multicast *, oh_mem_handle *handle_out, int *fd_out);
+    onehop_result (*multicast_join)(oh_device *, const oh_mem_handle *, int fd, oh_multicast *);
+    onehop_result (*multicast_bind)(oh_device *, const oh_mem *own, oh_multicast *);
+    onehop_result (*multicast_map)(oh_device *, const oh_mem *slabs, int ranks, oh_multicast *);
+    void (*multicast_release)(oh_device *, oh_multicast *);
 
     /* Foreign memory: somebody else allocated it, and nothing is known but addresses. It is shared
      * in pieces, as it was made: whole allocations, chunks of virtual memory, mappings of files.

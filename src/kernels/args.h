@@ -12,6 +12,9 @@
 #define OH_BF16                 3u
 #define OH_ELEMENT_BYTES(dtype) ((dtype) == OH_F32 ? 4u : 2u)
 
+/* Threads of a block that reads over multicast, as of other pull kernels. */
+#define OH_MULTICAST_BOUND 512
+
 /* Added by an oh_host_poll to the rank it returns: gone for so long that no call can complete. */
 #define OH_GONE_FOR_LONG 256
 
@@ -46,10 +49,11 @@ typedef struct oh_args {
     oh_u64 row; /* oh_row with the captured addresses; 0: none, the workspace serves */
     oh_u32 tag; /* that the row must have */
     oh_u32 unused;
+    oh_u64 multicast; /* what multimem primitives call a group, offsets as in a slab; 0: off */
 } oh_args;
 
 OH_STATIC_ASSERT(sizeof(oh_planes) == 72, planes);
-OH_STATIC_ASSERT(sizeof(oh_args) == 560, args);
+OH_STATIC_ASSERT(sizeof(oh_args) == 568, args);
 OH_STATIC_ASSERT(sizeof(oh_signature_line) == 128, line);
 OH_STATIC_ASSERT(sizeof(oh_control) == 4096 + 128 + 128 + 64, control);
 OH_STATIC_ASSERT(sizeof(oh_local) == OH_LOCAL_EPOCHS + 8, local);

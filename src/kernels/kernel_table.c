@@ -5,6 +5,7 @@ typedef struct row {
     onehop_algorithm algorithm;
     uint32_t dtype; /* 0: any */
     uint32_t world; /* 0: any */
+    bool multicast;
 } row;
 
 #define OH_ALGORITHM_1shot_push ONEHOP_1SHOT_PUSH
@@ -14,13 +15,20 @@ typedef struct row {
 
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
     void onehop_##algorithm##_##type##_w##world(const void *args, oh_grid grid);
+#define OH_MULTICAST_INSTANCE(algorithm, body, type)                                               \
+    void onehop_##algorithm##_multicast_##type(const void *args, oh_grid grid);
 #include "kernels/instances.def"
+#undef OH_MULTICAST_INSTANCE
 #undef OH_INSTANCE
 
 static const oh_kernel kernels[] = {
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
     {"onehop_" #algorithm "_" #type "_w" #world, onehop_##algorithm##_##type##_w##world, bound},
+#define OH_MULTICAST_INSTANCE(algorithm, body, type)                                               \
+    {"onehop_" #algorithm "_multicast_" #type, onehop_##algorithm##_multicast_##type,              \
+     OH_MULTICAST_BOUND},
 #include "kernels/instances.def"
+#undef OH_MULTICAST_INSTANCE
 #undef OH_INSTANCE
     {NULL, oh_host_1shot, 1},
     {NULL, oh_host_2shot, 1},
@@ -28,11 +36,13 @@ static const oh_kernel kernels[] = {
 
 static const row rows[] = {
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
-    {OH_ALGORITHM_##algorithm, OH_##type, world},
+    {OH_ALGORITHM_##algorithm, OH_##type, world, false},
+#define OH_MULTICAST_INSTANCE(algorithm, body, type) {OH_ALGORITHM_##algorithm, OH_##type, 0, true},
 #include "kernels/instances.def"
+#undef OH_MULTICAST_INSTANCE
 #undef OH_INSTANCE
-    {ONEHOP_HOST_1SHOT, 0, 0},
-    {ONEHOP_HOST_2SHOT, 0, 0},
+    {ONEHOP_HOST_1SHOT, 0, 0, false},
+    {ONEHOP_HOST_2SHOT, 0, 0, false},
 };
 
 const oh_kernel *oh_kernel_list(size_t *count_out) {
@@ -44,13 +54,20 @@ int oh_kernel_find(onehop_device_kind kind, onehop_algorithm algorithm, onehop_d
                    int world) {
     int any = -1;
     for (size_t i = 0; i < OH_LENGTH(rows); i++) {
-        if (rows[i].algorithm != algorithm || (rows[i].dtype && rows[i].dtype != (uint32_t)dtype))
+        if (rows[i].multicast || rows[i].algorithm != algorithm || (rows[i].dtype && rows[i].dtype != (uint32_t)dtype))
             continue;
         if (kind == ONEHOP_DEVICE_CUDA && !kernels[i].name) continue;
         if (rows[i].world == (uint32_t)world) return (int)i;
         if (!rows[i].world) any = (int)i;
     }
     return any;
+}
+
+int oh_kernel_find_multicast(onehop_algorithm algorithm, onehop_dtype dtype) {
+    for (size_t i = 0; i < OH_LENGTH(rows); i++)
+        if (rows[i].multicast && rows[i].algorithm == algorithm && rows[i].dtype == (uint32_t)dtype)
+            return (int)i;
+    return -1;
 }
 
 #if OH_HAVE_FATBIN

@@ -2,9 +2,13 @@
  * nvcc (-x cu) or NVRTC for GPUs. */
 #include "kernels/pull_1shot.h"
 #include "kernels/pull_2shot.h"
+#include "kernels/pull_multicast.h"
 #include "kernels/push_1shot.h"
 #include "kernels/push_2shot.h"
 
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
     OH_KERNEL(onehop_##algorithm##_##type##_w##world, bound, body(a, g, OH_##type, world##u))
+#define OH_MULTICAST_INSTANCE(algorithm, body, type)                                               \
+    OH_MULTICAST_KERNEL(onehop_##algorithm##_multicast_##type, OH_MULTICAST_BOUND,                  \
+                        body(a, g, OH_##type))
 #include "kernels/instances.def"

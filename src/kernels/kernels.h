@@ -14,6 +14,9 @@ const oh_kernel *oh_kernel_list(size_t *count_out);
 int oh_kernel_find(onehop_device_kind kind, onehop_algorithm algorithm, onehop_dtype dtype,
                    int world);
 
+/* The same over multicast, which serves pull algorithms with any number of ranks. */
+int oh_kernel_find_multicast(onehop_algorithm algorithm, onehop_dtype dtype);
+
 /* The image for GPUs, embedded at build time; *size_out is 0 in a build without nvcc. */
 const void *oh_kernel_image(size_t *size_out);
 

@@ -46,6 +46,13 @@ OH_FN oh_grid oh_grid_here(void) {
         statement;                                                                                 \
     }
 
+/* Multimem instructions begin with sm_90: images for less do not have these kernels. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define OH_MULTICAST_KERNEL(name, bound, statement) OH_KERNEL(name, bound, statement)
+#else
+#define OH_MULTICAST_KERNEL(name, bound, statement)
+#endif
+
 /* ---- ordinary accesses: inputs, outputs, staged data -------------------------------------------------------
  * volatile asm: never merged, never moved across pdl_wait, never turned into ld.global.nc. */
 OH_FN oh_unit oh_ld_unit(oh_u64 p) {
@@ -235,6 +242,53 @@ OH_FN oh_u32 oh_f16x2_of_f32(float low, float high) {
 }
 OH_FN oh_u32 oh_canonical_f32(float f) {
     return __float_as_uint(f);
+}
+
+/* ---- multicast: never run on hardware, and off unless asked for -------------------------------------
+ * The same offset of all ranks' memory: `group` is the address under which the switch maps it. The
+ * operand of a 16-bit sum is packed and the sum is kept in fp32 until its one rounding. */
+OH_FN oh_unit oh_multimem_add_relaxed_sys_f32(oh_u64 group, oh_u64 offset) {
+    float f[4];
+    oh_unit v;
+    asm volatile("multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(f[0]), "=f"(f[1]), "=f"(f[2]), "=f"(f[3])
+                 : "l"(group + offset)
+                 : "memory");
+    v.w[0] = oh_bits_of_f32(f[0]);
+    v.w[1] = oh_bits_of_f32(f[1]);
+    v.w[2] = oh_bits_of_f32(f[2]);
+    v.w[3] = oh_bits_of_f32(f[3]);
+    return v;
+}
+OH_FN oh_unit oh_multimem_add_relaxed_sys_f16x2(oh_u64 group, oh_u64 offset) {
+    oh_unit v;
+    asm volatile(
+        "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.f16x2 {%0,%1,%2,%3}, [%4];"
+        : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+        : "l"(group + offset)
+        : "memory");
+    return v;
+}
+OH_FN oh_unit oh_multimem_add_relaxed_sys_bf16x2(oh_u64 group, oh_u64 offset) {
+    oh_unit v;
+    asm volatile(
+        "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2 {%0,%1,%2,%3}, [%4];"
+        : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+        : "l"(group + offset)
+        : "memory");
+    return v;
+}
+/* To all ranks; a store does not look at what it moves, so one type serves all. */
+OH_FN void oh_multimem_st_relaxed_sys_unit(oh_u64 group, oh_u64 offset, oh_unit v) {
+    asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(group + offset),
+                 "f"(oh_f32_of_bits(v.w[0])), "f"(oh_f32_of_bits(v.w[1])),
+                 "f"(oh_f32_of_bits(v.w[2])), "f"(oh_f32_of_bits(v.w[3]))
+                 : "memory");
+}
+/* Between accesses to one place by its own address and by the group's: to the memory model these
+ * are aliases, which nothing else puts in order. */
+OH_FN void oh_fence_proxy_alias(void) {
+    asm volatile("fence.proxy.alias;" ::: "memory");
 }
 
 #endif

@@ -43,6 +43,8 @@
         oh_fence_acq_rel_sys();                                                                    \
     }
 
+#define OH_MULTICAST_KERNEL(name, bound, statement) OH_KERNEL(name, bound, statement)
+
 #define OH_AT(type, p) ((type *)(uintptr_t)(p))
 
 /* Tests hold a thread back, or tear a 16-byte store, here; empty otherwise. */
@@ -228,6 +230,62 @@ OH_FN oh_u32 oh_f16x2_of_f32(float low, float high) {
 }
 OH_FN oh_u32 oh_canonical_f32(float f) {
     return f != f ? 0x7fffffffu : oh_bits_of_f32(f);
+}
+
+/* ---- multicast, emulated: `group` names all ranks' slabs; sums in rank order ---------------------------- */
+OH_FN oh_u32 oh_multicast_word(const oh_multicast_slabs *m, uint32_t rank, oh_u64 at) {
+    return oh_ld_relaxed_sys_u32(m->slabs[rank] + at);
+}
+OH_FN oh_unit oh_multimem_add_relaxed_sys_f32(oh_u64 group, oh_u64 offset) {
+    const oh_multicast_slabs *m = OH_AT(const oh_multicast_slabs, group);
+    oh_unit v;
+    OH_CHAOS();
+    for (uint32_t i = 0; i < 4; i++) {
+        float sum = oh_f32_of_bits(oh_multicast_word(m, 0, offset + 4 * i));
+        for (uint32_t r = 1; r < m->count; r++)
+            sum += oh_f32_of_bits(oh_multicast_word(m, r, offset + 4 * i));
+        v.w[i] = oh_canonical_f32(sum);
+    }
+    return v;
+}
+OH_FN oh_unit oh_multimem_add_relaxed_sys_f16x2(oh_u64 group, oh_u64 offset) {
+    const oh_multicast_slabs *m = OH_AT(const oh_multicast_slabs, group);
+    oh_unit v;
+    OH_CHAOS();
+    for (uint32_t i = 0; i < 4; i++) {
+        oh_u32 word = oh_multicast_word(m, 0, offset + 4 * i);
+        float low = oh_f32_of_f16(word & 0xffffu), high = oh_f32_of_f16(word >> 16);
+        for (uint32_t r = 1; r < m->count; r++) {
+            word = oh_multicast_word(m, r, offset + 4 * i);
+            low += oh_f32_of_f16(word & 0xffffu);
+            high += oh_f32_of_f16(word >> 16);
+        }
+        v.w[i] = oh_f16x2_of_f32(low, high);
+    }
+    return v;
+}
+OH_FN oh_unit oh_multimem_add_relaxed_sys_bf16x2(oh_u64 group, oh_u64 offset) {
+    const oh_multicast_slabs *m = OH_AT(const oh_multicast_slabs, group);
+    oh_unit v;
+    OH_CHAOS();
+    for (uint32_t i = 0; i < 4; i++) {
+        oh_u32 word = oh_multicast_word(m, 0, offset + 4 * i);
+        float low = oh_f32_of_bits(word << 16), high = oh_f32_of_bits(word & 0xffff0000u);
+        for (uint32_t r = 1; r < m->count; r++) {
+            word = oh_multicast_word(m, r, offset + 4 * i);
+            low += oh_f32_of_bits(word << 16);
+            high += oh_f32_of_bits(word & 0xffff0000u);
+        }
+        v.w[i] = oh_bf16x2_of_f32(low, high);
+    }
+    return v;
+}
+OH_FN void oh_multimem_st_relaxed_sys_unit(oh_u64 group, oh_u64 offset, oh_unit v) {
+    const oh_multicast_slabs *m = OH_AT(const oh_multicast_slabs, group);
+    for (uint32_t r = 0; r < m->count; r++) oh_st_relaxed_sys_unit(m->slabs[r] + offset, v);
+}
+/* One place has one address here, or mappings of one file that caches keep alike. */
+OH_FN void oh_fence_proxy_alias(void) {
 }
 
 #endif

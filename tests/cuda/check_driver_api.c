@@ -37,6 +37,12 @@ CHECK_SIZE(oh_cu_access, CUmemAccessDesc)
 CHECK_FIELD(oh_cu_access, location, CUmemAccessDesc, location)
 CHECK_FIELD(oh_cu_access, flags, CUmemAccessDesc, flags)
 
+CHECK_SIZE(oh_cu_multicast_kind, CUmulticastObjectProp)
+CHECK_FIELD(oh_cu_multicast_kind, devices, CUmulticastObjectProp, numDevices)
+CHECK_FIELD(oh_cu_multicast_kind, bytes, CUmulticastObjectProp, size)
+CHECK_FIELD(oh_cu_multicast_kind, handle_types, CUmulticastObjectProp, handleTypes)
+CHECK_FIELD(oh_cu_multicast_kind, flags, CUmulticastObjectProp, flags)
+
 CHECK_SIZE(oh_cu_ipc_handle, CUipcMemHandle)
 CHECK_FIELD(oh_cu_ipc_handle, bytes, CUipcMemHandle, reserved)
 
@@ -85,6 +91,8 @@ _Static_assert((uintptr_t)OH_CU_STREAM_PER_THREAD == (uintptr_t)CU_STREAM_PER_TH
 #define oh_cu_capture_status     CUstreamCaptureStatus
 #define oh_cu_handle_type        CUmemAllocationHandleType
 #define oh_cu_granularity        CUmemAllocationGranularity_flags
+#define oh_cu_multicast_granularity CUmulticastGranularity_flags
+#define oh_cu_multicast_kind     CUmulticastObjectProp
 #define oh_cu_jit_option         CUjit_option
 #define oh_cu_library_option     CUlibraryOption
 #define oh_cu_device             CUdevice

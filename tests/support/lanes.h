@@ -103,6 +103,7 @@ static oh_u32 lanes_push_whole_chunk = 1;
 
 #include "kernels/pull_1shot.h"
 #include "kernels/pull_2shot.h"
+#include "kernels/pull_multicast.h"
 #include "kernels/push_1shot.h"
 #include "kernels/push_2shot.h"
 
@@ -115,7 +116,7 @@ OH_KERNEL(lanes_push_bf16_w3, 0, oh_push_1shot(a, g, OH_BF16, 3u))
 OH_KERNEL(lanes_push_bf16_w4, 0, oh_push_1shot(a, g, OH_BF16, 4u))
 OH_KERNEL(lanes_push_bf16_any, 0, oh_push_1shot(a, g, OH_BF16, 0u))
 
-/* Forty-five bodies, only in a test that asks for them: they take most of its time to compile. */
+/* Some fifty bodies, only in a test that asks for them: they take most of its time to compile. */
 #ifdef LANES_ALL_BODIES
 #define LANES_BODY(body, dtype, world)                                                             \
     OH_KERNEL(lanes_##body##_##dtype##_w##world, 0, oh_##body(a, g, OH_##dtype, world##u))
@@ -143,8 +144,22 @@ LANES_BODIES(push_2shot, BF16)
 /* [algorithm - LANES_PULL_1SHOT][type][any, 2, 3, 4, 7 ranks] */
 static const oh_host_kernel lanes_bodies[3][4][5] = {
     LANES_TYPES_OF(pull_1shot), LANES_TYPES_OF(pull_2shot), LANES_TYPES_OF(push_2shot)};
+
+#define LANES_MULTICAST_BODY(shots, dtype)                                                         \
+    OH_KERNEL(lanes_multicast_##shots##_##dtype, 0, oh_multicast_##shots(a, g, OH_##dtype))
+LANES_MULTICAST_BODY(1shot, F32)
+LANES_MULTICAST_BODY(1shot, F16)
+LANES_MULTICAST_BODY(1shot, BF16)
+LANES_MULTICAST_BODY(2shot, F32)
+LANES_MULTICAST_BODY(2shot, F16)
+LANES_MULTICAST_BODY(2shot, BF16)
+/* [algorithm - LANES_MULTICAST_1SHOT][type] */
+static const oh_host_kernel lanes_multicast_bodies[2][4] = {
+    {0, lanes_multicast_1shot_F32, lanes_multicast_1shot_F16, lanes_multicast_1shot_BF16},
+    {0, lanes_multicast_2shot_F32, lanes_multicast_2shot_F16, lanes_multicast_2shot_BF16}};
 #else
 static const oh_host_kernel lanes_bodies[3][4][5];
+static const oh_host_kernel lanes_multicast_bodies[2][4];
 #endif
 
 /* The host paths come along in a test that asks for them, with their names: they are whole files.
@@ -172,7 +187,9 @@ typedef enum lanes_algorithm {
     LANES_HOST_2SHOT,
     LANES_PULL_1SHOT,
     LANES_PULL_2SHOT,
-    LANES_PUSH_2SHOT /* at least a unit per rank */
+    LANES_PUSH_2SHOT, /* at least a unit per rank */
+    LANES_MULTICAST_1SHOT,
+    LANES_MULTICAST_2SHOT,
 } lanes_algorithm;
 
 static inline bool lanes_is_host_path(lanes_algorithm a) {
@@ -220,6 +237,7 @@ struct lanes_group {
     bool expect_mismatch;    /* of the last call */
     bool expect_row;         /* the last call fails: the last rank's row is another call's */
     bool rows; /* pull calls have a row: two in three go by its addresses, one is staged */
+    oh_multicast_slabs multicast;
     lanes_rank ranks[ONEHOP_MAX_RANKS];
 };
 
@@ -241,6 +259,7 @@ static void lanes_open(lanes_group *g, int world, int lanes, unsigned deadline_m
     g->holds = 4;
     g->long_us = 300;
     g->world = world;
+    g->multicast.count = (uint32_t)world;
     g->lanes = lanes;
     oh_planes *p = &g->planes;
     p->slot_bytes = 4096;
@@ -256,6 +275,7 @@ static void lanes_open(lanes_group *g, int world, int lanes, unsigned deadline_m
         own->rank = r;
         own->slab = lanes_memory(p->control + sizeof(oh_control), 0);
         memset(own->slab, 0xFF, p->flags);
+        g->multicast.slabs[r] = (uintptr_t)own->slab;
         own->local = lanes_memory(OH_LOCAL_EPOCHS + 8 * p->max_blocks, 0);
         own->local->deadline_ns = deadline_ms * 1000000ull;
         own->in = guarded_make(LANES_MOST_BYTES);
@@ -289,6 +309,8 @@ static void lanes_preset(lanes_group *g, uint32_t first_epoch) {
 static oh_host_kernel lanes_kernel(const lanes_group *g, const lanes_call *c) {
     if (c->algorithm == LANES_HOST_1SHOT) return lanes_host_1shot;
     if (c->algorithm == LANES_HOST_2SHOT) return lanes_host_2shot;
+    if (c->algorithm >= LANES_MULTICAST_1SHOT)
+        return lanes_multicast_bodies[c->algorithm - LANES_MULTICAST_1SHOT][c->dtype];
     if (c->algorithm >= LANES_PULL_1SHOT) {
         const int at = g->world == 7 ? 4 : g->world <= 4 ? g->world - 1 : 0;
         return lanes_bodies[c->algorithm - LANES_PULL_1SHOT][c->dtype][at];
@@ -333,6 +355,7 @@ static void lanes_addresses(lanes_rank *own) {
     a->local = (uintptr_t)own->local;
     a->host = (uintptr_t)&own->page;
     a->planes = g->planes;
+    a->multicast = (uintptr_t)&g->multicast;
     a->phase_bytes = slot * (oh_u64)g->world;
     for (int k = 0; k + 1 < g->world; k++) {
         const int next = (own->rank + 1 + k) % g->world, source = k + (k >= own->rank);

@@ -49,7 +49,7 @@ static onehop_result ask(oh_cuda_device *device, oh_cu_device_attribute attribut
 }
 
 static onehop_result find_device(oh_cuda_device *device) {
-    int count = 0, multiprocessors = 0, major = 0, minor = 0;
+    int count = 0, multiprocessors = 0, major = 0, minor = 0, multicast = 0;
     oh_cu_result result = oh_cu.cuDeviceGetCount(&count);
     if (result != OH_CU_SUCCESS)
         return oh_cuda_error(result, "cuDeviceGetCount", "looking for GPU %d", device->ordinal);
@@ -64,6 +64,9 @@ static onehop_result find_device(oh_cuda_device *device) {
     onehop_result error = ask(device, OH_CU_DEVICE_MULTIPROCESSORS, &multiprocessors);
     if (error == ONEHOP_OK) error = ask(device, OH_CU_DEVICE_MAJOR, &major);
     if (error == ONEHOP_OK) error = ask(device, OH_CU_DEVICE_MINOR, &minor);
+    if (oh_cu.cuDeviceGetAttribute(&multicast, OH_CU_DEVICE_MULTICAST, device->device) ==
+        OH_CU_SUCCESS)
+        device->multicast = multicast != 0;
     device->multiprocessors = (uint32_t)multiprocessors;
     device->capability = (uint32_t)(major * 10 + minor);
     return error;
@@ -138,6 +141,7 @@ static onehop_result cuda_info(oh_device *base, oh_device_info *out) {
     info.driver_version = (uint32_t)version;
     info.handle_kinds = device->handle_kinds;
     info.memory_bytes = bytes;
+    info.multicast = device->multicast;
     *out = info;
     return ONEHOP_OK;
 }
@@ -292,6 +296,11 @@ static const oh_device_ops cuda_ops = {
     .mem_export = oh_cuda_mem_export,
     .mem_import = oh_cuda_mem_import,
     .mem_release = oh_cuda_mem_release,
+    .multicast_create = oh_cuda_multicast_create,
+    .multicast_join = oh_cuda_multicast_join,
+    .multicast_bind = oh_cuda_multicast_bind,
+    .multicast_map = oh_cuda_multicast_map,
+    .multicast_release = oh_cuda_multicast_release,
     .foreign_find = oh_cuda_foreign_find,
     .foreign_descriptor = oh_cuda_foreign_descriptor,
     .foreign_map = oh_cuda_foreign_map,

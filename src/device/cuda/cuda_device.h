@@ -54,6 +54,7 @@ typedef struct oh_cuda_device {
     uint32_t multiprocessors;
     uint32_t capability;           /* 90 for sm_90 */
     uint32_t handle_kinds;         /* what worked in the trial */
+    bool multicast;                /* the driver reports it */
     struct oh_cuda_opened *opened; /* handles of classic IPC; cuda_span.c guards them */
     oh_cu_launch_attribute pdl;
     /* Ids of streams found to belong to `context`. An id is never used twice in the life of a
@@ -112,6 +113,14 @@ void oh_cuda_mem_release(oh_device *, oh_mem *);
 
 /* Lets the device read and write mapped virtual memory, whoever mapped it. Within a scope. */
 onehop_result oh_cuda_give_access(const oh_cuda_device *, oh_cu_ptr, size_t bytes);
+
+/* cuda_multicast.c */
+onehop_result oh_cuda_multicast_create(oh_device *, size_t bytes, int ranks, uint32_t kind,
+                                       oh_multicast *, oh_mem_handle *handle_out, int *fd_out);
+onehop_result oh_cuda_multicast_join(oh_device *, const oh_mem_handle *, int fd, oh_multicast *);
+onehop_result oh_cuda_multicast_bind(oh_device *, const oh_mem *own, oh_multicast *);
+onehop_result oh_cuda_multicast_map(oh_device *, const oh_mem *slabs, int ranks, oh_multicast *);
+void oh_cuda_multicast_release(oh_device *, oh_multicast *);
 
 /* cuda_foreign.c */
 onehop_result oh_cuda_foreign_find(oh_device *, const oh_range *, size_t count, uint32_t kinds,

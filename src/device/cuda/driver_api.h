@@ -5,8 +5,8 @@
  *
  * tests/cuda/check_driver_api.c compares every line below with the real cuda.h where one is
  * installed: each constant, each size and offset, each prototype. Whoever adds a line here adds its
- * check there (prototypes are checked by the table itself). Multicast functions are left out on
- * purpose. */
+ * check there (prototypes are checked by the table itself). Multicast is
+ * touched by cuda_multicast.c alone. */
 #ifndef OH_CUDA_DRIVER_API_H
 #define OH_CUDA_DRIVER_API_H
 
@@ -27,6 +27,7 @@ typedef unsigned int oh_cu_capture_mode;
 typedef unsigned int oh_cu_capture_status;
 typedef unsigned int oh_cu_handle_type;
 typedef unsigned int oh_cu_granularity;
+typedef unsigned int oh_cu_multicast_granularity;
 typedef unsigned int oh_cu_jit_option;
 typedef unsigned int oh_cu_library_option;
 
@@ -67,6 +68,8 @@ typedef struct oh_cu_graph_edge_st oh_cu_graph_edge; /* only ever passed as NULL
     X(OH_CU_DEVICE_MINOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)                        \
     X(OH_CU_DEVICE_FD, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 103)       \
     X(OH_CU_DEVICE_FABRIC, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, 128)                  \
+    X(OH_CU_DEVICE_MULTICAST, CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, 132)                        \
+    X(OH_CU_MULTICAST_GRANULARITY_MINIMUM, CU_MULTICAST_GRANULARITY_MINIMUM, 0)                    \
     X(OH_CU_P2P_RANK, CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK, 1)                                 \
     X(OH_CU_P2P_ACCESS, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 2)                               \
     X(OH_CU_P2P_ATOMICS, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, 3)                       \
@@ -135,6 +138,13 @@ typedef struct oh_cu_access { /* CUmemAccessDesc */
     unsigned int flags;
 } oh_cu_access;
 
+typedef struct oh_cu_multicast_kind { /* CUmulticastObjectProp */
+    unsigned int devices;
+    size_t bytes;
+    unsigned long long handle_types;
+    unsigned long long flags;
+} oh_cu_multicast_kind;
+
 typedef struct oh_cu_ipc_handle { /* CUipcMemHandle; passed by value */
     char bytes[64];
 } oh_cu_ipc_handle;
@@ -188,6 +198,11 @@ typedef struct oh_cu_launch_config { /* CUlaunchConfig */
     X(cuMemUnmap, (oh_cu_ptr, size_t))                                                             \
     X(cuMemSetAccess, (oh_cu_ptr, size_t, const oh_cu_access *, size_t))                           \
     X(cuMemGetAllocationGranularity, (size_t *, const oh_cu_memory_kind *, oh_cu_granularity))     \
+    X(cuMulticastGetGranularity,                                                                   \
+      (size_t *, const oh_cu_multicast_kind *, oh_cu_multicast_granularity))                       \
+    X(cuMulticastCreate, (oh_cu_allocation *, const oh_cu_multicast_kind *))                       \
+    X(cuMulticastAddDevice, (oh_cu_allocation, oh_cu_device))                                      \
+    X(cuMulticastBindAddr, (oh_cu_allocation, size_t, oh_cu_ptr, size_t, unsigned long long))      \
     X(cuMemRetainAllocationHandle, (oh_cu_allocation *, void *))                                   \
     X(cuMemExportToShareableHandle,                                                                \
       (void *, oh_cu_allocation, oh_cu_handle_type, unsigned long long))                           \

@@ -57,6 +57,7 @@ static onehop_result host_info(oh_device *device, oh_device_info *out) {
     processor_name(info.name, sizeof info.name);
     info.multiprocessors = usable_cores();
     info.handle_kinds = OH_HANDLE_FD;
+    info.multicast = true;
     info.memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     *out = info;
     return ONEHOP_OK;
@@ -137,6 +138,11 @@ static const oh_device_ops host_ops = {
     .mem_export = oh_host_mem_export,
     .mem_import = oh_host_mem_import,
     .mem_release = oh_host_mem_release,
+    .multicast_create = oh_host_multicast_create,
+    .multicast_join = oh_host_multicast_join,
+    .multicast_bind = oh_host_multicast_bind,
+    .multicast_map = oh_host_multicast_map,
+    .multicast_release = oh_host_multicast_release,
     .foreign_find = oh_host_foreign_find,
     .foreign_descriptor = oh_host_foreign_descriptor,
     .foreign_map = oh_host_foreign_map,

@@ -17,6 +17,17 @@ void oh_host_mem_release(oh_device *device, oh_mem *memory);
 /* A record of addresses of which mem_release unmaps whatever lies there. */
 onehop_result oh_host_mem_adopt(void *ptr, size_t bytes, oh_mem *out);
 
+/* host_multicast.c */
+onehop_result oh_host_multicast_create(oh_device *device, size_t bytes, int ranks, uint32_t kind,
+                                       oh_multicast *out, oh_mem_handle *handle_out, int *fd_out);
+onehop_result oh_host_multicast_join(oh_device *device, const oh_mem_handle *handle, int fd,
+                                     oh_multicast *multicast);
+onehop_result oh_host_multicast_bind(oh_device *device, const oh_mem *own,
+                                     oh_multicast *multicast);
+onehop_result oh_host_multicast_map(oh_device *device, const oh_mem *slabs, int ranks,
+                                    oh_multicast *multicast);
+void oh_host_multicast_release(oh_device *device, oh_multicast *multicast);
+
 /* host_foreign.c */
 onehop_result oh_host_foreign_find(oh_device *device, const oh_range *ranges, size_t count,
                                    uint32_t kinds, oh_mem_handle **pieces_out, size_t *count_out);
