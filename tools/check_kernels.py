@@ -162,7 +162,7 @@ def scope_problem(op):
 
 
 def before_wait(body):
-    """Accesses that some path reaches before griddepcontrol.wait, save loads of what only the host writes; a call
+    """Accesses that some path reaches before griddepcontrol.wait, save prefetches and loads of what only the host writes; a call
     counts as one."""
     labels = {s[:-1]: i for i, s in enumerate(body) if s.endswith(":")}
     todo, seen, bad = [0], set(), []
@@ -175,7 +175,7 @@ def before_wait(body):
         kind = op.split(".")[0]
         if op == "griddepcontrol.wait":
             continue
-        if op.startswith("ld.volatile"):  # oh_ld_host_u64: no kernel writes it
+        if op.startswith(("ld.global.L1::no_allocate", "prefetch")):  # oh_ld_host_u64: no kernel writes it; oh_prefetch reads nothing
             todo.append(i + 1)
             continue
         if is_access(op) or kind == "call":
