@@ -130,8 +130,8 @@ typedef enum onehop_dtype {
 
 /* Reductions. A sum is formed in fp32 in rank order 0..W-1, starting from rank 0's value, and
  * rounded once to the data type (nearest even). Hence the same bits on every rank, for every
- * algorithm of onehop and every message size. A NaN result is the canonical NaN 0x7FFF or
- * 0x7FFFFFFF. */
+ * algorithm of onehop and every message size; source multicast, which is opt-in, is outside this
+ * promise. A NaN result is the canonical NaN 0x7FFF or 0x7FFFFFFF. */
 typedef enum onehop_op {
     ONEHOP_SUM = 1,
 } onehop_op;
@@ -165,7 +165,14 @@ typedef enum onehop_algorithm {
     ONEHOP_LOCAL_COPY = 8, /* world size 1: the output is a copy of the input's bits */
 } onehop_algorithm;
 
-/* Where a pull algorithm reads. Push algorithms have none. */
+/* Where a pull algorithm reads. Push algorithms have none. MULTICAST: the switch between the GPUs
+ * adds, in fp32 with one rounding, in an order of its own: bits may differ from those of all other
+ * sources, and with 1SHOT_PULL, where each rank asks the switch for itself, from rank to rank. Not
+ * validated on hardware, and off: it needs ONEHOP_MULTICAST=1 on all ranks of a context, neither
+ * NCCL_NVLS_ENABLE=0 nor TORCH_SYMM_MEM_DISABLE_MULTICAST=1, and a GPU for each rank of which the
+ * driver reports multicast. A failure while it is set up leaves it off, with a line in the log. The
+ * host device emulates it, in rank order. While it is off the tuning table's rows that name it are
+ * passed over, and calls that name it get ALGORITHM. */
 typedef enum onehop_source {
     ONEHOP_SOURCE_NONE = 0,
     ONEHOP_SOURCE_WORKSPACE = 1, /* the input is first staged into the pull buffer */

@@ -121,6 +121,7 @@ int main(int argc, char **argv) {
         mixed("signals never written", world, 2, ONE | TWO, 3000, 0x80000005u, 12);
         mixed("counters about to wrap", world, 2, ONE | TWO | PUSH_TWO, 3000, 0x7ffffffbu, 20);
         mixed("counters about to wrap", world, 2, ONE | TWO | PUSH_TWO, 3000, 0xfffffffbu, 20);
+        mixed("multicast, counters about to wrap", world, 2, CASTS, 9000, 0xfffffffbu, 12);
     }
     mixed("bodies for any number of ranks", 5, 2, ONE | TWO | PUSH_TWO, 6000, 0, scaled(60));
     for (int world = 2; world <= 4; world++) {
@@ -137,7 +138,6 @@ int main(int argc, char **argv) {
     if (percent == 100)
         mixed("bodies for any number", 9, 2, ONE | TWO | PUSH_TWO, 3000, 0, scaled(60));
     for (int world = 2; world <= 3; world++) {
-        mixed("multicast, counters about to wrap", world, 2, CASTS, 3000, 0xfffffffbu, 12);
         mixed("1shot over multicast", world, 2, CAST_ONE, 1500, 0, scaled(60));
         mixed("2shot over multicast", world, 2, CAST_TWO, 1500, 0, scaled(60));
         chunk_after_chunk(world, 2, LANES_MULTICAST_1SHOT);

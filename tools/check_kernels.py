@@ -8,7 +8,7 @@ what the compilers made of it.
     check_kernels.py --find-nvrtc                           print NVRTC's library, exit 1 without
 
 Per target: every instance compiles, no spill, no stack frame; in the PTX no load through the read-only path
-(.nc), no multimem below compute_90, no membar and no volatile access, fences and acquire/release at .sys, .gpu
+(.nc), no multimem below compute_90 and in all kernels over multicast from there on, no membar and no volatile access, fences and acquire/release at .sys, .gpu
 only for relaxed words, 16-byte ordered accesses (slots) only at .sys; from compute_90 on no path reaches a
 global access before griddepcontrol.wait. In prim_cuda.h each primitive's PTX has the order and the scope of its
 name. NVRTC sees our own headers only and must make the same instances as nvcc.
@@ -197,6 +197,7 @@ def ptx_rules(ptx, target):
     pdl = "griddepcontrol.wait before any access"
     if int(target) >= 90:
         rules[pdl] = []
+        rules["multimem where it belongs"] = []
     else:
         rules["no multimem, no griddepcontrol"] = []
     for name, (is_entry, body) in found.items():
@@ -209,6 +210,12 @@ def ptx_rules(ptx, target):
                 rules["scopes"].append(f"{name}: {problem}: {statement}")
             if int(target) < 90 and re.match(r"(multimem|griddepcontrol)\b", op):
                 rules["no multimem, no griddepcontrol"].append(f"{name}: {statement}")
+        if is_entry and "_multicast_" in name and int(target) >= 90:
+            used = {op.split(".")[1] for op in map(opcode, body) if op.startswith("multimem.")}
+            wanted = {"ld_reduce"} | ({"st"} if "2shot" in name else set())
+            rules["multimem where it belongs"] += [f"{name}: no multimem.{m}" for m in sorted(wanted - used)]
+        elif is_entry and int(target) >= 90:
+            rules["multimem where it belongs"] += [f"{name}: {s}" for s in body if opcode(s).startswith("multimem.")]
         if is_entry and int(target) >= 90:
             if "griddepcontrol.wait" not in map(opcode, body):
                 rules[pdl].append(f"{name}: no griddepcontrol.wait")
@@ -260,9 +267,9 @@ def resources(log):
     return used
 
 
-def listed_instances(cc, root):
+def listed_instances(cc, root, target):
     """The kernels that kernels.c stamps out of its list, by preprocessing it as CUDA (it has no system header)."""
-    code, text = run([cc, "-E", "-P", "-D__CUDACC__", "-D__CUDA_ARCH__=900", f"-I{root}/src", f"-I{root}/include",
+    code, text = run([cc, "-E", "-P", "-D__CUDACC__", f"-D__CUDA_ARCH__={target}0", f"-I{root}/src", f"-I{root}/include",
                       "-x", "c", f"{root}/src/kernels/kernels.c"])
     if code:
         return None, text
@@ -386,11 +393,16 @@ def print_table(used):
 
 def check_tree(report, root, results, cc, nvrtc, sass=SASS, nvrtc_targets=NVRTC_TARGETS):
     """`results` are those of compiled() or built(). Returns architecture -> name -> (registers, stack, spill bytes)."""
-    wanted, message = listed_instances(cc, root)
-    if wanted is None:
-        report.check("instance list", message.splitlines())
-        return {}
-    report.check("instance list", [] if wanted else ["empty"], f"{len(wanted)} kernels")
+    wanted = {}
+    for target in sorted({*sass, *PTX, *nvrtc_targets}, key=int):
+        wanted[target], message = listed_instances(cc, root, target)
+        if wanted[target] is None:
+            report.check("instance list", message.splitlines())
+            return {}
+        problems = [] if wanted[target] else ["empty"]
+        if int(target) < 90:
+            problems += [f"over multicast: {name}" for name in sorted(wanted[target]) if "_multicast_" in name]
+        report.check(f"instance list, sm_{target}", problems, f"{len(wanted[target])} kernels")
     prim = f"{root}/src/kernels/prim_cuda.h"
     if os.path.exists(prim):
         with open(prim, encoding="utf-8") as file:
@@ -407,12 +419,12 @@ def check_tree(report, root, results, cc, nvrtc, sass=SASS, nvrtc_targets=NVRTC_
                      [f"{name}: {stack} bytes of stack, {spill} bytes of spills"
                       for name, (_, stack, spill) in used[arch].items() if stack or spill])
         kernels = {name for name in used[arch] if name.startswith("onehop_")}
-        report.check(f"nvcc sm_{arch}: every instance", difference(wanted, kernels), f"{len(kernels)}")
+        report.check(f"nvcc sm_{arch}: every instance", difference(wanted[arch], kernels), f"{len(kernels)}")
     for arch in PTX:
         code, text = results[f"compute_{arch}"]
         report.check(f"nvcc compute_{arch}", text.splitlines() if code else [])
         if not code:
-            check_ptx(report, f"nvcc compute_{arch}", text, arch, wanted)
+            check_ptx(report, f"nvcc compute_{arch}", text, arch, wanted[arch])
     check_nvrtc(report, root, nvrtc, nvrtc_targets, wanted)
     return used
 
@@ -434,7 +446,7 @@ def check_nvrtc(report, root, library, targets, wanted):
     for target, (version, ptx, log) in nvrtc_all(library, source, own_headers(root), targets).items():
         report.check(f"NVRTC compute_{target}", [] if ptx is not None else log.splitlines(), version)
         if ptx is not None:
-            check_ptx(report, f"NVRTC compute_{target}", ptx, target, wanted)
+            check_ptx(report, f"NVRTC compute_{target}", ptx, target, wanted[target])
 
 
 # ---- self-test ------------------------------------------------------------------------------------
@@ -462,7 +474,8 @@ PLANTED_PTX = (
      "ld.global.u32 %r1, [%rd1]; ret;", ""),
     ("call before the wait", "90", "call.uni f, (p);" + GOOD, "griddepcontrol"),
     ("multimem on sm_80", "80", "multimem.ld_reduce.relaxed.sys.global.add.f32 %f1, [%rd1]; ret;", "multimem"),
-    ("multimem on sm_90", "90", "griddepcontrol.wait; multimem.ld_reduce.relaxed.sys.global.add.f32 %f1, [%rd1]; ret;", ""),
+    ("multimem in another kernel", "90",
+     "griddepcontrol.wait; multimem.ld_reduce.relaxed.sys.global.add.f32 %f1, [%rd1]; ret;", "where it belongs"),
     ("slot at .gpu", "90", GOOD.replace("st.relaxed.sys", "st.relaxed.gpu"), "scopes"),
     ("release at .gpu", "80", "st.release.gpu.global.u32 [%rd1], %r1; ret;", "scopes"),
     ("flag at .cta", "80", "st.relaxed.cta.global.u32 [%rd1], %r1; ret;", "scopes"),
@@ -470,6 +483,19 @@ PLANTED_PTX = (
     ("__threadfence", "80", "membar.gl; ret;", "scopes"),
     ("atomic without order", "80", "atom.global.add.u32 %r1, [%rd1], 1; ret;", "scopes"),
     ("volatile", "80", "ld.volatile.global.u32 %r1, [%rd1]; ret;", "scopes"),
+)
+# The same in a kernel over multicast.
+MULTIMEM = """
+    griddepcontrol.wait;
+    multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2 {%r1,%r2,%r3,%r4}, [%rd1];
+    multimem.st.relaxed.sys.global.v4.f32 [%rd1], {%f1,%f2,%f3,%f4};
+    ret;"""
+PLANTED_MULTICAST = (
+    ("multimem over multicast", "90", MULTIMEM, ""),
+    ("multimem over multicast on sm_80", "80", MULTIMEM.replace("griddepcontrol.wait;", ""), "multimem"),
+    ("no sum by the switch", "90", MULTIMEM.replace("multimem.ld_reduce", "ld"), "where it belongs"),
+    ("no store by the switch", "90", MULTIMEM.replace("multimem.st", "st"), "where it belongs"),
+    ("multimem at .gpu", "90", MULTIMEM.replace("st.relaxed.sys", "st.relaxed.gpu"), "scopes"),
 )
 SAMPLE_PRIM = """
 #define KERNEL(name, body, bound) \\
@@ -554,8 +580,9 @@ def check_built(report):
 
 def self_test(report, nvcc, cc, nvrtc):
     check_built(report)
-    for what, target, body, word in PLANTED_PTX:
-        text = f".version 9.0\n.visible .entry onehop_x(\n.param .u64 p\n)\n.maxntid 512\n{{\n{body}\n}}\n"
+    for what, target, body, word in PLANTED_PTX + PLANTED_MULTICAST:
+        name = "onehop_2shot_pull_multicast_F32" if (what, target, body, word) in PLANTED_MULTICAST else "onehop_x"
+        text = f".version 9.0\n.visible .entry {name}(\n.param .u64 p\n)\n.maxntid 512\n{{\n{body}\n}}\n"
         caught = [rule for rule, problems in ptx_rules(text, target) if problems]
         good = len(caught) == 1 and word in caught[0] if word else not caught
         report.check(what, [] if good else [f"expected '{word}', caught {caught}"])

@@ -10,7 +10,7 @@ PUSH, CALL = "kernels/push_1shot.h", "kernels/call.h"
 HOST, ONE, TWO = "kernels/host_path.h", "kernels/host_1shot.c", "kernels/host_2shot.c"
 PULL, PULL1, PULL2 = "kernels/pull.h", "kernels/pull_1shot.h", "kernels/pull_2shot.h"
 PUSH2 = "kernels/push_2shot.h"
-DIRECT = "kernels/pull_direct.h"
+DIRECT, CAST = "kernels/pull_direct.h", "kernels/pull_multicast.h"
 LANES, PATHS, PULLS = "test_lanes", "test_host_paths", "test_pull_lanes"
 
 MUTANTS = [
@@ -242,4 +242,16 @@ MUTANTS = [
     ("direct: shards beyond the end", PULLS, DIRECT,
      "if (shard.end > bytes) shard.end = bytes;", "",
      "what lies behind the output is overwritten"),
+    ("multicast: 1shot in one place", PULLS, CAST,
+     "oh_pull_1shot_place(a, c.epoch, chunk)", "oh_pull_1shot_place(a, c.epoch, 0)",
+     "a chunk is staged over one that a peer still sums"),
+    ("multicast: own shard not staged", PULLS, CAST,
+     "        oh_st_unit(p->here + (oh_u64)u * OH_UNIT_BYTES, oh_load_unit(&p->m, u, dtype));\n    oh_2shot", "        ;\n    oh_2shot",
+     "the sum has an old value for the own one"),
+    ("multicast: sums kept", PULLS, CAST,
+     "        oh_multimem_st_relaxed_sys_unit(a->multicast, offset, sum);\n", "",
+     "the other ranks collect their own inputs"),
+    ("multicast: no exit", PULLS, CAST,
+     "c.dead = oh_meet(a, g, OH_SIGNAL_EXIT, c.epoch, chunk + 1, 0);", "",
+     "a shard is collected before its sums are there"),
 ]
