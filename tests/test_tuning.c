@@ -353,7 +353,7 @@ static void grids(void) {
     static const struct {
         size_t bytes;
         uint32_t blocks, threads;
-    } measured[] = {{1024, 3, 64},     {4096, 3, 128},      {16384, 9, 128},     {65536, 33, 128},
+    } measured[] = {{1024, 3, 64},     {4096, 5, 128},      {16384, 9, 128},     {65536, 33, 128},
                     {262144, 65, 256}, {1048576, 129, 512}, {1 << 26, 132, 1024}};
     CHECK_OK(oh_tuning_load(&tuning));
     init(&d, ONEHOP_DEVICE_CUDA, 90, 2, false, &tuning);
