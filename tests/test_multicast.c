@@ -30,7 +30,8 @@ typedef struct own {
 static void one(own *o, onehop_algorithm algorithm, onehop_dtype dtype, size_t count,
                 bool in_place) {
     const size_t size = reference_element_bytes(dtype), bytes = count * size;
-    const size_t off = (o->seed * 7 + (size_t)o->rank * 3) % (16 / size) * size * (o->seed % 3 == 0);
+    const size_t off =
+        (o->seed * 7 + (size_t)o->rank * 3) % (16 / size) * size * (o->seed % 3 == 0);
     void *out = guarded_place(&o->out, bytes, off);
     void *in = in_place ? out : guarded_place(&o->in, bytes, off);
     onehop_call call = over(algorithm);
@@ -49,7 +50,7 @@ static void one(own *o, onehop_algorithm algorithm, onehop_dtype dtype, size_t c
 
 static void results(onehop_t *context, int rank, int world, void *argument) {
     static const size_t counts[] = {1, 2, 7, 8, 33, 127, 1024, 1031, 4099, MOST};
-    own o = {context, rank, world, guarded_make(MOST * 4), guarded_make(MOST * 4),
+    own o = {context,          rank, world, guarded_make(MOST * 4), guarded_make(MOST * 4),
              malloc(MOST * 4), 1};
     (void)argument;
     for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++)
@@ -124,8 +125,8 @@ static void by_row(onehop_t *context, int rank, int world, void *argument) {
     const bool on = *(const bool *)argument;
     onehop_choice choice;
     float data[64], want[64];
-    CHECK_OK(onehop_would_use(context, 256, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 1,
-                              &choice));
+    CHECK_OK(
+        onehop_would_use(context, 256, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 1, &choice));
     CHECK_INT(on ? ONEHOP_SOURCE_MULTICAST : ONEHOP_SOURCE_WORKSPACE, choice.source);
     input_fill(data, INPUT_REAL, 5, rank, 0, 64, ONEHOP_FLOAT32);
     reference_of_inputs(want, INPUT_REAL, 5, world, 0, 64, ONEHOP_FLOAT32);
