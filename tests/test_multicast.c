@@ -69,6 +69,7 @@ static void matrix(void) {
     onehop_config windows = ONEHOP_CONFIG_INIT(onehop_config);
     windows.pull_bytes = 8192;
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
+        if (HARNESS_SANITIZED && worlds[i] > 3 && worlds[i] != 5) continue;
         ranks_run(RANKS_AS_THREADS, worlds[i], &windows, results, NULL);
         if (worlds[i] <= 3) ranks_run(RANKS_AS_PROCESSES, worlds[i], NULL, results, NULL);
     }
