@@ -6,6 +6,7 @@
 #include "rank_contexts.h"
 
 #include "comm/context.h"
+#include "device/cuda/cuda_device.h"
 
 #define MOST 20011 /* elements: many chunks of a pull buffer of 8 KiB */
 
@@ -279,11 +280,60 @@ static void on_one_rank(void) {
     }
 }
 
+/* ---- the devices themselves ------------------------------------------------------------------------ */
+static void refuses_all(oh_device *device, const oh_device_ops *ops, const char *why) {
+    oh_multicast m = {0, NULL};
+    oh_mem_handle handle = {.kind = OH_HANDLE_FD, .bytes = 4096};
+    const oh_mem memory = {NULL, 0, NULL};
+    int fd;
+    onehop_result results_of[] = {
+        ops->multicast_create(device, 4096, 2, OH_HANDLE_FD, &m, &handle, &fd),
+        ops->multicast_join(device, &handle, -1, &m), ops->multicast_bind(device, &memory, &m),
+        ops->multicast_map(device, &memory, 1, &m)};
+    CHECK_CONTAINS(why, onehop_last_error());
+    for (int i = 0; i < 4; i++) CHECK_RESULT(ONEHOP_ERR_UNSUPPORTED, results_of[i]);
+    CHECK(m.address == 0 && m.owner == NULL);
+    ops->multicast_release(device, &m);
+}
+
+/* Whoever calls a GPU's functions, they look first. The driver is not opened here: one that went on
+ * would end at a function that is not there. */
+static void guards(void) {
+    static const oh_device_ops cuda_part = {.multicast_create = oh_cuda_multicast_create,
+                                            .multicast_join = oh_cuda_multicast_join,
+                                            .multicast_bind = oh_cuda_multicast_bind,
+                                            .multicast_map = oh_cuda_multicast_map,
+                                            .multicast_release = oh_cuda_multicast_release};
+    static const struct {
+        const char *name, *value;
+    } off[] = {{"ONEHOP_MULTICAST", "0"},
+               {"NCCL_NVLS_ENABLE", "0"},
+               {"TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"}};
+    static oh_cuda_device gpu;
+    oh_device *host;
+    CHECK_OK(oh_host_device_open(&host));
+    for (size_t i = 0; i < sizeof off / sizeof *off; i++) {
+        gpu.multicast = true;
+        gpu.capability = 90;
+        setenv(off[i].name, off[i].value, 1);
+        refuses_all(host, host->ops, off[i].name);
+        refuses_all(&gpu.base, &cuda_part, off[i].name);
+        unsetenv(off[i].name);
+        setenv("ONEHOP_MULTICAST", "1", 1);
+    }
+    gpu.multicast = false;
+    refuses_all(&gpu.base, &cuda_part, "does not report it");
+    gpu.multicast = true;
+    gpu.capability = 80;
+    refuses_all(&gpu.base, &cuda_part, "does not report it");
+}
+
 int main(void) {
     watchdog(110);
     setenv("ONEHOP_MULTICAST", "1", 1);
     unsetenv("NCCL_NVLS_ENABLE");
     unsetenv("TORCH_SYMM_MEM_DISABLE_MULTICAST");
+    guards();
     matrix();
     replays();
     switches();
