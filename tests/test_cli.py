@@ -344,8 +344,29 @@ class Perf(unittest.TestCase):
             "memory per rank",
             "oldest driver",
             "ONEHOP_TIMEOUT_MS",
+            "multicast: emulated; off: ONEHOP_MULTICAST is not 1",
         ):
             self.assertIn(word, done.stdout)
+
+    def test_multicast(self):
+        if has_gpu():
+            self.skipTest("there is a GPU, on which nothing may switch it on")
+        on = {"ONEHOP_MULTICAST": "1", "NCCL_NVLS_ENABLE": "", "TORCH_SYMM_MEM_DISABLE_MULTICAST": ""}
+        call = ("perf", *SMALL, "--algo", "2shot_pull", "--source", "multicast")
+        done = run(*call, env=on)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("# source: multicast", done.stdout)
+        self.assertIn("# 0 wrong", done.stdout)
+        self.assertIn("multicast: emulated; on", run("info", env=on).stdout)
+        for name, value in (("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")):
+            off = {**on, name: value}
+            self.assertIn(f"emulated; off: {name} is", run("info", env=off).stdout)
+            done = run(*call, env=off)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn(f"source multicast is off: {name} is", done.stderr)
+        done = run(*call, env={"ONEHOP_MULTICAST": "2"})
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("ONEHOP_MULTICAST", done.stderr)
 
 
 class Check(unittest.TestCase):

@@ -8,9 +8,9 @@ what the compilers made of it.
     check_kernels.py --find-nvrtc                           print NVRTC's library, exit 1 without
 
 Per target: every instance compiles, no spill, no stack frame; in the PTX no load through the read-only path
-(.nc), no multimem below compute_90 and in all kernels over multicast from there on, no membar and no volatile access, fences and acquire/release at .sys, .gpu
-only for relaxed words, 16-byte ordered accesses (slots) only at .sys; from compute_90 on no path reaches a
-global access before griddepcontrol.wait. In prim_cuda.h each primitive's PTX has the order and the scope of its
+(.nc), no multimem below compute_90 and from there on in all kernels over multicast and in no other, no membar
+and no volatile access, fences and acquire/release at .sys, .gpu only for relaxed words, 16-byte ordered
+accesses (slots) only at .sys; from compute_90 on no path reaches a global access before griddepcontrol.wait. In prim_cuda.h each primitive's PTX has the order and the scope of its
 name. NVRTC sees our own headers only and must make the same instances as nvcc.
 """
 

@@ -6,7 +6,8 @@
 A file includes only its own layer and those below; rendezvous, storage and kernels never include each
 other; the command and the examples know only onehop.h and their own files; CUDA headers appear only
 under src/device/cuda and in src/kernels/prim_cuda.h; what becomes a GPU kernel includes no system header;
-file names are unique; only src/base/env.c reads the environment.
+file names are unique; only src/base/env.c reads the environment; only cuda_multicast.c calls the driver's multicast
+functions, and nothing that runs on GPUs names the switch that allows them.
 
     check_layers.py [ROOT]         checks the tree (default: the one this script lies in)
     check_layers.py --self-test    plants violations in a scratch tree and wants each of them caught
@@ -155,9 +156,19 @@ def check_environment(tree):
                           else "the library never changes the environment")
 
 
+def check_multicast(tree):
+    for path, text in sorted(tree.text.items()):
+        if path != "src/device/cuda/cuda_multicast.c":
+            for match in re.finditer(r"\bcuMulticast\w+\s*\(\s*[^,\s(]", text):
+                tree.complain(path, match, "only cuda_multicast.c calls the driver's multicast functions")
+        if path.startswith("tests/gpu/"):
+            for match in re.finditer(r"\b(ONEHOP|OH_ENV)_MULTICAST\b", text):
+                tree.complain(path, match, "no test on a GPU switches multicast on")
+
+
 def check(root):
     tree = Tree(root)
-    for rule in check_includes, check_kernel_sources, check_names, check_environment:
+    for rule in check_includes, check_kernel_sources, check_names, check_environment, check_multicast:
         rule(tree)
     return tree
 
@@ -181,6 +192,9 @@ PLANTED = (
     ("getenv in comm", "src/comm/m.c", 'const char *s = getenv("ONEHOP_LOG");\n', "reads the environment"),
     ("setenv in ops", "src/ops/n.c", 'int x = setenv("A", "b", 1);\n', "never changes"),
     ("unknown layer", "src/utils/o.c", "\n", "is no layer"),
+    ("multicast elsewhere", "src/device/cuda/u.c", "int x = oh_cu.cuMulticastCreate(&o, &k);\n", "only cuda_multicast.c"),
+    ("multicast on a GPU", "tests/gpu/v.c", 'int x = setenv("ONEHOP_MULTICAST", "1", 1);\n', "switches multicast on"),
+    ("multicast where it may be", "src/device/cuda/cuda_multicast.c", "int x = oh_cu.cuMulticastCreate(&o, &k);\n", ""),
     ("all of it allowed", "src/ops/p.c", '#include <onehop.h>\n#include "comm/comm.h"\n#include "base/base.h"\n', ""),
     ("getenv in env.c", "src/base/env.c", 'const char *s = getenv("ONEHOP_LOG");\n', ""),
     ("only in a comment", "src/base/q.c", '/* #include "ops/ops.h"\n getenv(x) */\n// getenv(y)\n', ""),

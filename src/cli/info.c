@@ -130,11 +130,11 @@ static void print_memory(void) {
 }
 
 static void print_environment(void) {
-    printf("\nenvironment variables\n  %-23s %-7s %-8s %s\n", "name", "type", "default", "meaning");
+    printf("\nenvironment variables\n  %-32s %-7s %-8s %s\n", "name", "type", "default", "meaning");
     for (int id = 0; id < OH_ENV_COUNT; id++) {
         const oh_env_row *row = oh_env_describe((oh_env)id);
         const char *now = oh_env_text((oh_env)id);
-        printf("  %-23s %-7s %-8s %s", row->name, row->type,
+        printf("  %-32s %-7s %-8s %s", row->name, row->type,
                row->default_text[0] ? row->default_text : "-", row->meaning);
         if (now) printf("; now \"%s\"", now);
         printf("\n");

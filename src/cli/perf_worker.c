@@ -377,9 +377,10 @@ int perf_work(perf_worker *worker, int first, int ranks) {
     bool wrong = false;
     worker->ranks = ranks;
     worker->backend = worker->plan->device == ONEHOP_DEVICE_CUDA ? &backend_cuda : &backend_host;
-    worker->data = worker->plan->peers || worker->plan->hand_over || perf_switch_may_add(worker->plan)
-                       ? DATA_INTEGERS
-                       : DATA_REAL;
+    worker->data =
+        worker->plan->peers || worker->plan->hand_over || perf_switch_may_add(worker->plan)
+            ? DATA_INTEGERS
+            : DATA_REAL;
     onehop_result result = set_up(worker, first);
     if (result == ONEHOP_OK) result = worker->body(worker, &wrong);
     if (result == ONEHOP_OK) result = perf_barrier(worker); /* nobody leaves while peers call */

@@ -173,9 +173,9 @@ static onehop_result choose_rows(oh_device *device, const onehop_comm_config *c,
         return oh_error(ONEHOP_ERR_UNSUPPORTED,
                         "communicator: ONEHOP_FLAG_NCCL is for contexts; a communicator over the "
                         "caller's memory exchanges nothing");
-    const oh_dispatch_group group = {
-        device->ops->kind, c->capability ? c->capability : info.capability, c->world_size, false,
-        false};
+    const oh_dispatch_group group = {device->ops->kind,
+                                     c->capability ? c->capability : info.capability, c->world_size,
+                                     false, false};
     result = oh_tuning_load(&tuning);
     if (!result) result = oh_dispatch_init(out, &group, &tuning);
     oh_tuning_free(&tuning);

@@ -218,15 +218,15 @@ static onehop_result choose_source(const oh_dispatch *d, const oh_question *q,
         return oh_error(ONEHOP_ERR_ALGORITHM,
                         "1shot_pull over source graph is out of place only; in place takes "
                         "2shot_pull, or source workspace");
-    if (choice->source == ONEHOP_SOURCE_MULTICAST &&
-        d->multicast[choice->algorithm][q->dtype] < 0)
-        return oh_error(ONEHOP_ERR_ALGORITHM,
-                        "source multicast is off: %s. It needs %s=1 on all ranks of a context, a "
-                        "GPU with multicast for each (the host emulates it), neither %s=0 nor %s=1; "
-                        "it has not been validated on hardware",
-                        oh_multicast_refusal() ? oh_multicast_refusal() : "not available here",
-                        oh_env_describe(OH_ENV_MULTICAST)->name, oh_env_describe(OH_ENV_NVLS)->name,
-                        oh_env_describe(OH_ENV_NO_MULTICAST)->name);
+    if (choice->source == ONEHOP_SOURCE_MULTICAST && d->multicast[choice->algorithm][q->dtype] < 0)
+        return oh_error(
+            ONEHOP_ERR_ALGORITHM,
+            "source multicast is off: %s. It needs %s=1 on all ranks of a context, a "
+            "GPU with multicast for each (the host emulates it), neither %s=0 nor %s=1; "
+            "it has not been validated on hardware",
+            oh_multicast_refusal() ? oh_multicast_refusal() : "not available here",
+            oh_env_describe(OH_ENV_MULTICAST)->name, oh_env_describe(OH_ENV_NVLS)->name,
+            oh_env_describe(OH_ENV_NO_MULTICAST)->name);
     if (choice->source > ONEHOP_SOURCE_MULTICAST)
         return oh_error(ONEHOP_ERR_ALGORITHM, "source %d is unknown", (int)choice->source);
     return ONEHOP_OK;

@@ -235,8 +235,8 @@ onehop_result oh_context_finish(onehop_t *ctx) {
     c.ranks_per_device = ctx->ranks_per_device;
     c.timeout_ms = ctx->config.timeout_ms;
     c.flags = ctx->config.flags;
-    const oh_comm_parts parts = {ctx->device, false, ctx->group, &ctx->dispatch, ctx->nccl,
-                                 ctx->multicast.address};
+    const oh_comm_parts parts = {ctx->device,    false,     ctx->group,
+                                 &ctx->dispatch, ctx->nccl, ctx->multicast.address};
     onehop_result result = oh_comm_open(&c, &parts, &ctx->comm);
     if (!result) ctx->dispatch = ctx->comm->dispatch;
     return result;

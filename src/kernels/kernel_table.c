@@ -54,7 +54,8 @@ int oh_kernel_find(onehop_device_kind kind, onehop_algorithm algorithm, onehop_d
                    int world) {
     int any = -1;
     for (size_t i = 0; i < OH_LENGTH(rows); i++) {
-        if (rows[i].multicast || rows[i].algorithm != algorithm || (rows[i].dtype && rows[i].dtype != (uint32_t)dtype))
+        if (rows[i].multicast || rows[i].algorithm != algorithm ||
+            (rows[i].dtype && rows[i].dtype != (uint32_t)dtype))
             continue;
         if (kind == ONEHOP_DEVICE_CUDA && !kernels[i].name) continue;
         if (rows[i].world == (uint32_t)world) return (int)i;

@@ -9,6 +9,6 @@
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
     OH_KERNEL(onehop_##algorithm##_##type##_w##world, bound, body(a, g, OH_##type, world##u))
 #define OH_MULTICAST_INSTANCE(algorithm, body, type)                                               \
-    OH_MULTICAST_KERNEL(onehop_##algorithm##_multicast_##type, OH_MULTICAST_BOUND,                  \
+    OH_MULTICAST_KERNEL(onehop_##algorithm##_multicast_##type, OH_MULTICAST_BOUND,                 \
                         body(a, g, OH_##type))
 #include "kernels/instances.def"

@@ -262,20 +262,18 @@ OH_FN oh_unit oh_multimem_add_relaxed_sys_f32(oh_u64 group, oh_u64 offset) {
 }
 OH_FN oh_unit oh_multimem_add_relaxed_sys_f16x2(oh_u64 group, oh_u64 offset) {
     oh_unit v;
-    asm volatile(
-        "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.f16x2 {%0,%1,%2,%3}, [%4];"
-        : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
-        : "l"(group + offset)
-        : "memory");
+    asm volatile("multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.f16x2 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+                 : "l"(group + offset)
+                 : "memory");
     return v;
 }
 OH_FN oh_unit oh_multimem_add_relaxed_sys_bf16x2(oh_u64 group, oh_u64 offset) {
     oh_unit v;
-    asm volatile(
-        "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2 {%0,%1,%2,%3}, [%4];"
-        : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
-        : "l"(group + offset)
-        : "memory");
+    asm volatile("multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+                 : "l"(group + offset)
+                 : "memory");
     return v;
 }
 /* To all ranks; a store does not look at what it moves, so one type serves all. */

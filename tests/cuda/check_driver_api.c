@@ -80,39 +80,39 @@ _Static_assert((uintptr_t)OH_CU_STREAM_PER_THREAD == (uintptr_t)CU_STREAM_PER_TH
 
 /* Prototypes: the table is expanded a second time with cuda.h's own types in place of ours. A name
  * that cuda.h would replace by a later version has another length after expansion. */
-#define TEXT_OF(name)            #name
-#define EXPANDED_TEXT_OF(name)   TEXT_OF(name)
-#define oh_cu_result             CUresult
-#define oh_cu_device_attribute   CUdevice_attribute
-#define oh_cu_p2p_attribute      CUdevice_P2PAttribute
-#define oh_cu_pointer_attribute  CUpointer_attribute
-#define oh_cu_function_attribute CUfunction_attribute
-#define oh_cu_capture_mode       CUstreamCaptureMode
-#define oh_cu_capture_status     CUstreamCaptureStatus
-#define oh_cu_handle_type        CUmemAllocationHandleType
-#define oh_cu_granularity        CUmemAllocationGranularity_flags
+#define TEXT_OF(name)               #name
+#define EXPANDED_TEXT_OF(name)      TEXT_OF(name)
+#define oh_cu_result                CUresult
+#define oh_cu_device_attribute      CUdevice_attribute
+#define oh_cu_p2p_attribute         CUdevice_P2PAttribute
+#define oh_cu_pointer_attribute     CUpointer_attribute
+#define oh_cu_function_attribute    CUfunction_attribute
+#define oh_cu_capture_mode          CUstreamCaptureMode
+#define oh_cu_capture_status        CUstreamCaptureStatus
+#define oh_cu_handle_type           CUmemAllocationHandleType
+#define oh_cu_granularity           CUmemAllocationGranularity_flags
 #define oh_cu_multicast_granularity CUmulticastGranularity_flags
-#define oh_cu_multicast_kind     CUmulticastObjectProp
-#define oh_cu_jit_option         CUjit_option
-#define oh_cu_library_option     CUlibraryOption
-#define oh_cu_device             CUdevice
-#define oh_cu_ptr                CUdeviceptr
-#define oh_cu_allocation         CUmemGenericAllocationHandle
-#define oh_cu_context            CUcontext
-#define oh_cu_stream             CUstream
-#define oh_cu_event              CUevent
-#define oh_cu_library            CUlibrary
-#define oh_cu_kernel             CUkernel
-#define oh_cu_function           CUfunction
-#define oh_cu_graph              CUgraph
-#define oh_cu_graph_node         CUgraphNode
-#define oh_cu_user_object        CUuserObject
-#define oh_cu_graph_edge         CUgraphEdgeData
-#define oh_cu_memory_kind        CUmemAllocationProp
-#define oh_cu_access             CUmemAccessDesc
-#define oh_cu_launch_config      CUlaunchConfig
-#define oh_cu_ipc_handle         CUipcMemHandle
-#define uint64_t                 cuuint64_t
+#define oh_cu_multicast_kind        CUmulticastObjectProp
+#define oh_cu_jit_option            CUjit_option
+#define oh_cu_library_option        CUlibraryOption
+#define oh_cu_device                CUdevice
+#define oh_cu_ptr                   CUdeviceptr
+#define oh_cu_allocation            CUmemGenericAllocationHandle
+#define oh_cu_context               CUcontext
+#define oh_cu_stream                CUstream
+#define oh_cu_event                 CUevent
+#define oh_cu_library               CUlibrary
+#define oh_cu_kernel                CUkernel
+#define oh_cu_function              CUfunction
+#define oh_cu_graph                 CUgraph
+#define oh_cu_graph_node            CUgraphNode
+#define oh_cu_user_object           CUuserObject
+#define oh_cu_graph_edge            CUgraphEdgeData
+#define oh_cu_memory_kind           CUmemAllocationProp
+#define oh_cu_access                CUmemAccessDesc
+#define oh_cu_launch_config         CUlaunchConfig
+#define oh_cu_ipc_handle            CUipcMemHandle
+#define uint64_t                    cuuint64_t
 
 #define CHECK_PROTOTYPE(name, parameters)                                                          \
     _Static_assert(sizeof(#name) == sizeof(EXPANDED_TEXT_OF(name)), #name " has a later version"); \

@@ -23,6 +23,9 @@ onehop=$build/onehop
 passed=0 failed=0 skipped=0
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
 unset ONEHOP_TIMEOUT_MS ONEHOP_DEVICE ONEHOP_NAME RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
+# Multicast is never used here, by anybody.
+unset ONEHOP_MULTICAST
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
 
 mkdir -p "$(dirname "$log")"
 : >"$log" || exit 1

@@ -158,8 +158,8 @@ onehop_result oh_cuda_multicast_bind(oh_device *base, const oh_mem *own, oh_mult
                          m->bytes, device->ordinal, own->bytes);
     if (error == ONEHOP_OK) error = oh_cuda_enter(device, &scope);
     if (error != ONEHOP_OK) return error;
-    oh_cu_result result = oh_cu.cuMulticastBindAddr(
-        m->object, 0, (oh_cu_ptr)(uintptr_t)own->ptr, m->bytes, 0);
+    oh_cu_result result =
+        oh_cu.cuMulticastBindAddr(m->object, 0, (oh_cu_ptr)(uintptr_t)own->ptr, m->bytes, 0);
     oh_cuda_leave(&scope);
     if (result != OH_CU_SUCCESS)
         return oh_cuda_error(result, "cuMulticastBindAddr",

@@ -22,8 +22,7 @@ onehop_result oh_host_multicast_create(oh_device *device, size_t bytes, int rank
                                        oh_multicast *out, oh_mem_handle *handle_out, int *fd_out);
 onehop_result oh_host_multicast_join(oh_device *device, const oh_mem_handle *handle, int fd,
                                      oh_multicast *multicast);
-onehop_result oh_host_multicast_bind(oh_device *device, const oh_mem *own,
-                                     oh_multicast *multicast);
+onehop_result oh_host_multicast_bind(oh_device *device, const oh_mem *own, oh_multicast *multicast);
 onehop_result oh_host_multicast_map(oh_device *device, const oh_mem *slabs, int ranks,
                                     oh_multicast *multicast);
 void oh_host_multicast_release(oh_device *device, oh_multicast *multicast);
