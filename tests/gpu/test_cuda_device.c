@@ -70,8 +70,8 @@ static void refuse_bad_handles(oh_device *device, const oh_mem_handle *good, int
     oh_mem_handle bad = *good;
     bad.kind = 8;
     EXPECT(ONEHOP_ERR_UNSUPPORTED, device->ops->mem_import(device, &bad, fd, &none));
-    bad.kind = OH_HANDLE_IPC; /* without base and tag */
-    EXPECT(ONEHOP_ERR_ARGUMENT, device->ops->mem_import(device, &bad, fd, &none));
+    bad.kind = OH_HANDLE_IPC; /* foreign_map's business */
+    EXPECT(ONEHOP_ERR_UNSUPPORTED, device->ops->mem_import(device, &bad, fd, &none));
     bad = *good;
     bad.bytes = 0;
     EXPECT(ONEHOP_ERR_ARGUMENT, device->ops->mem_import(device, &bad, fd, &none));

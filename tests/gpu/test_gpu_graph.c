@@ -8,8 +8,8 @@
 #include "reference.h"
 
 #define CALLS   42
-#define REPLAYS 4
-#define MOST    ((size_t)700000) /* elements */
+#define REPLAYS 3
+#define MOST    ((size_t)200001) /* elements */
 
 typedef struct job {
     bool mapped;
@@ -25,7 +25,7 @@ typedef struct pull {
 } pull;
 
 static const size_t counts[] = {1,   7,    8,    9,     63,    64,     65,
-                                511, 1024, 1031, 16384, 65539, 262144, MOST};
+                                511, 1024, 1031, 16384, 65539, 100000, MOST};
 
 /* Every count once by 1shot_pull, by 2shot_pull, and by that in place. */
 static size_t lay_out(pull *calls, onehop_dtype dtype) {
