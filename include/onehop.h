@@ -365,7 +365,7 @@ ONEHOP_API onehop_result onehop_layout_get(const onehop_layout_config *config,
                                            onehop_layout *layout_out);
 
 /* Bits of the field `flags` of onehop_comm_config and onehop_config. Equal on all ranks. */
-/* CUDA: let the next kernel of the stream start once this call has pushed its data. Your promise
+/* CUDA: let the next kernel of the stream start once this call has begun to push. Your promise
  * that nothing else that spins (another communicator, NCCL) can be in flight on this GPU. */
 #define ONEHOP_FLAG_EARLY_TRIGGER 1u
 /* CUDA: several processes on one GPU are time-sliced, milliseconds a call; refused without this. */

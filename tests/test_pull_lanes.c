@@ -18,7 +18,11 @@ static size_t scaled(size_t calls) {
 }
 
 static const uint32_t grids[] = {2, 3, 5, 12, 16};
+#ifdef LANES_FEW_BODIES
+static const onehop_dtype dtypes[] = {ONEHOP_BFLOAT16, ONEHOP_BFLOAT16, ONEHOP_BFLOAT16};
+#else
 static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_BFLOAT16, ONEHOP_FLOAT16};
+#endif
 enum {
     PUSH = 1 << LANES_PUSH,
     HOST = 1 << LANES_HOST_1SHOT | 1 << LANES_HOST_2SHOT,
@@ -124,6 +128,17 @@ int main(int argc, char **argv) {
         mixed("multicast, counters about to wrap", world, 2, CASTS, 9000, 0xfffffffbu, 12);
     }
     mixed("bodies for any number of ranks", 5, 2, ONE | TWO | PUSH_TWO, 6000, 0, scaled(60));
+    rows = true;
+    for (int world = 2; world <= 4; world++) {
+        mixed("1shot_pull with rows", world, 2, ONE, 700, 0, scaled(60));
+        mixed("2shot_pull with rows", world, 2, TWO, 700, 0, scaled(60));
+        mixed("all with rows", world, 3, ALL, 6000, 0, scaled(40));
+    }
+    mixed("all with rows", 7, 2, ALL, 3000, 0xfffffffbu, scaled(24));
+    mixed("any number of ranks, with rows", 5, 2, ONE | TWO, 3000, 0x80000005u, scaled(40));
+    rows = false;
+    row_of_another_call(2, LANES_PULL_1SHOT);
+    row_of_another_call(3, LANES_PULL_2SHOT);
     for (int world = 2; world <= 4; world++) {
         mixed("1shot_pull, any grid after any grid", world, 2, ONE, 1500, 0, scaled(120));
         mixed("2shot_pull, any grid after any grid", world, 2, TWO, 1500, 0, scaled(120));
@@ -146,17 +161,6 @@ int main(int argc, char **argv) {
     mixed("all and multicast in turn", 5, 2, ALL | CASTS, 6000, 0, scaled(40));
     ranks_disagree(3, LANES_MULTICAST_1SHOT, 9000);
     ranks_disagree(3, LANES_MULTICAST_2SHOT, 9000);
-    rows = true;
-    for (int world = 2; world <= 4; world++) {
-        mixed("1shot_pull with rows", world, 2, ONE, 700, 0, scaled(60));
-        mixed("2shot_pull with rows", world, 2, TWO, 700, 0, scaled(60));
-        mixed("all with rows", world, 3, ALL, 6000, 0, scaled(40));
-    }
-    mixed("all with rows", 7, 2, ALL, 3000, 0xfffffffbu, scaled(24));
-    mixed("any number of ranks, with rows", 5, 2, ONE | TWO, 3000, 0x80000005u, scaled(40));
-    rows = false;
-    row_of_another_call(2, LANES_PULL_1SHOT);
-    row_of_another_call(3, LANES_PULL_2SHOT);
     ranks_disagree(2, LANES_PULL_1SHOT, 300);
     ranks_disagree(3, LANES_PULL_1SHOT, 9000);
     ranks_disagree(3, LANES_PULL_2SHOT, 9000);

@@ -577,6 +577,8 @@ static void mapped_by_caller(onehop_t *context, int rank, int world, void *argum
                  onehop_capture_end_mapped(context, in, rank == 0 ? NULL : out, 2));
     in[1] = rank == 1 ? (const char *)in[1] + 4 : in[1];
     CHECK_RESULT(ONEHOP_ERR_ALIGNMENT, onehop_capture_end_mapped(context, in, out, 2));
+    in[1] = rank == 1 ? NULL : published[1];
+    CHECK_RESULT(ONEHOP_ERR_NULL, onehop_capture_end_mapped(context, in, out, 2));
     in[1] = published[1];
     CHECK_OK(onehop_capture_end_mapped(context, in, out, 2));
     CHECK_RESULT(ONEHOP_ERR_STATE, onehop_capture_end_mapped(context, in, out, 2));

@@ -419,10 +419,11 @@ static void write_table(const char *path, const char *text) {
 
 /* Every rank reads a file of its own; rank 1 may read `other`. */
 static void make_tables(tables *t, const char *text, const char *other) {
-    snprintf(t->folder, sizeof t->folder, "/tmp/onehop-tuning-XXXXXX");
-    CHECK(mkdtemp(t->folder) != NULL);
+    char folder[] = "/tmp/onehop-tuning-XXXXXX";
+    CHECK(mkdtemp(folder) != NULL);
+    memcpy(t->folder, folder, sizeof folder);
     for (int r = 0; r < W; r++) {
-        snprintf(t->path[r], sizeof t->path[r], "%s/rank%d.table", t->folder, r);
+        snprintf(t->path[r], sizeof t->path[r], "%s/rank%d.table", folder, r);
         write_table(t->path[r], r == 1 && other ? other : text);
     }
 }

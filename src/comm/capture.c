@@ -161,13 +161,17 @@ static onehop_result check_mapped(const onehop_t *ctx, const void *const *in, vo
         return oh_error(ONEHOP_ERR_ARGUMENT,
                         "%s: count is %zu, but %zu captured calls take addresses", call, count,
                         rows);
-    for (size_t i = 0; i < count * (size_t)ctx->world; i++)
+    for (size_t i = 0; i < count * (size_t)ctx->world; i++) {
+        if (!in[i] || !out[i])
+            return oh_error(ONEHOP_ERR_NULL, "%s: %s of call %zu on rank %zu is NULL", call,
+                            in[i] ? "out" : "in", i / (size_t)ctx->world, i % (size_t)ctx->world);
         if (((uintptr_t)in[i] | (uintptr_t)out[i]) % OH_UNIT_BYTES)
             return oh_error(ONEHOP_ERR_ALIGNMENT,
                             "%s: in at %p, out at %p of call %zu on rank %zu, expected addresses "
                             "aligned to %d",
                             call, in[i], out[i], i / (size_t)ctx->world, i % (size_t)ctx->world,
                             OH_UNIT_BYTES);
+    }
     return ONEHOP_OK;
 }
 

@@ -34,7 +34,7 @@ typedef struct oh_args {
     oh_u32 units;       /* of the first chunk: 16-byte units, the last may be short */
     oh_u32 whole;       /* units at its begin that are loaded and stored 16 bytes at once */
     oh_u32 chunks;
-    oh_u32 early_trigger; /* trigger after own pushes; else after the last poll */
+    oh_u32 early_trigger; /* trigger once pushing has begun; else after the last poll */
     oh_u32 rank, world;
     oh_u32 hash;  /* of everything all ranks must agree on in this call */
     oh_u32 dtype; /* for bodies that are not stamped per type */

@@ -178,10 +178,11 @@ OH_FN void oh_group_sync(void) {
 OH_FN oh_u32 oh_group_any(oh_u32 v) {
     return (oh_u32)__syncthreads_or((int)v);
 }
-/* What only the host writes, before the launch: the one load that may stand before pdl_wait. */
+/* What only the host writes, before the launch: the one load that may stand before pdl_wait.
+ * Relaxed, so that the L2 answers: an L1 may keep the line from before the host wrote. */
 OH_FN oh_u64 oh_ld_host_u64(oh_u64 p) {
     oh_u64 v;
-    asm volatile("ld.global.L1::no_allocate.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    asm volatile("ld.relaxed.gpu.global.L1::no_allocate.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
 /* Asks the L2 for what will be read after pdl_wait. It reads nothing, so it may stand before; it

@@ -22,7 +22,7 @@ from mutants import LANES, MUTANTS, PATHS, PULLS  # noqa: E402
 ROOT = pathlib.Path(os.environ.get("ONEHOP_SOURCE_DIR") or pathlib.Path(__file__).resolve().parents[2])
 # Protocol errors show at a deadline of this many milliseconds; an honest run waits for no peer that long.
 DEADLINE_MS, PERCENT, LIMIT_S = 4000, 30, 100
-FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-Og", "-ffp-contract=off", "-pthread", "-w"]
+FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-DLANES_FEW_BODIES", "-Og", "-ffp-contract=off", "-pthread", "-w"]
 # What the programs need besides the protocol sources, which they include; compiled once for all mutants.
 SHARED = ["src/base/*.c", "src/device/host/host_run.c", "src/device/host/vector.c", "tests/support/reference.c"]
 

@@ -116,7 +116,9 @@ OH_KERNEL(lanes_push_bf16_w3, 0, oh_push_1shot(a, g, OH_BF16, 3u))
 OH_KERNEL(lanes_push_bf16_w4, 0, oh_push_1shot(a, g, OH_BF16, 4u))
 OH_KERNEL(lanes_push_bf16_any, 0, oh_push_1shot(a, g, OH_BF16, 0u))
 
-/* Some fifty bodies, only in a test that asks for them: they take most of its time to compile. */
+/* Some fifty bodies, only in a test that asks for them: they take most of its time to compile.
+ * LANES_FEW_BODIES, for programs that are compiled often: bfloat16 alone, for two, three and any
+ * number of ranks. */
 #ifdef LANES_ALL_BODIES
 #define LANES_BODY(body, dtype, world)                                                             \
     OH_KERNEL(lanes_##body##_##dtype##_w##world, 0, oh_##body(a, g, OH_##dtype, world##u))
@@ -126,6 +128,22 @@ OH_KERNEL(lanes_push_bf16_any, 0, oh_push_1shot(a, g, OH_BF16, 0u))
     LANES_BODY(body, dtype, 3)                                                                     \
     LANES_BODY(body, dtype, 4)                                                                     \
     LANES_BODY(body, dtype, 7)
+#ifdef LANES_FEW_BODIES
+#define LANES_FEW(body)                                                                            \
+    LANES_BODY(body, BF16, 0)                                                                      \
+    LANES_BODY(body, BF16, 2)                                                                      \
+    LANES_BODY(body, BF16, 3)
+LANES_FEW(pull_1shot)
+LANES_FEW(pull_2shot)
+LANES_FEW(push_2shot)
+#define LANES_TYPES_OF(body)                                                                       \
+    {                                                                                              \
+        {0}, {0}, {0}, {                                                                           \
+            lanes_##body##_BF16_w0, lanes_##body##_BF16_w2, lanes_##body##_BF16_w3,                \
+                lanes_##body##_BF16_w0, lanes_##body##_BF16_w0                                     \
+        }                                                                                          \
+    }
+#else
 LANES_BODIES(pull_1shot, F32)
 LANES_BODIES(pull_1shot, F16)
 LANES_BODIES(pull_1shot, BF16)
@@ -141,6 +159,7 @@ LANES_BODIES(push_2shot, BF16)
      lanes_##body##_##dtype##_w4, lanes_##body##_##dtype##_w7}
 #define LANES_TYPES_OF(body)                                                                       \
     {{0}, LANES_BODIES_OF(body, F32), LANES_BODIES_OF(body, F16), LANES_BODIES_OF(body, BF16)}
+#endif
 /* [algorithm - LANES_PULL_1SHOT][type][any, 2, 3, 4, 7 ranks] */
 static const oh_host_kernel lanes_bodies[3][4][5] = {
     LANES_TYPES_OF(pull_1shot), LANES_TYPES_OF(pull_2shot), LANES_TYPES_OF(push_2shot)};
