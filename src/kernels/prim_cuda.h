@@ -182,7 +182,10 @@ OH_FN oh_u32 oh_group_any(oh_u32 v) {
  * Relaxed, so that the L2 answers: an L1 may keep the line from before the host wrote. */
 OH_FN oh_u64 oh_ld_host_u64(oh_u64 p) {
     oh_u64 v;
-    asm volatile("ld.relaxed.gpu.global.L1::no_allocate.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    asm volatile("ld.relaxed.gpu.global.L1::no_allocate.u64 %0, [%1];"
+                 : "=l"(v)
+                 : "l"(p)
+                 : "memory");
     return v;
 }
 /* Asks the L2 for what will be read after pdl_wait. It reads nothing, so it may stand before; it

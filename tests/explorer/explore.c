@@ -28,15 +28,15 @@ typedef struct row {
 } row;
 
 /* One chunk: n units on b blocks of t threads. Many: chunks of c units. */
-#define GRID(b, t, n)       {PUSH_1SHOT, b, t, n, 0}
-#define CHUNKED(b, t, n, c) {PUSH_1SHOT, b, t, n, c}
+#define GRID(b, t, n)        {PUSH_1SHOT, b, t, n, 0}
+#define CHUNKED(b, t, n, c)  {PUSH_1SHOT, b, t, n, c}
 #define TWO_SHOT(b, t, n, c) {PUSH_2SHOT, b, t, n, c}
-#define ONE(chunks)         {HOST_1SHOT, 0, 0, chunks, 0}
-#define TWO(chunks)         {HOST_2SHOT, 0, 0, chunks, 0}
-#define INPUT(n)            {WRITE, 1, 1, n, 0}
-#define PULL1(b, t, n)      {DIRECT_1SHOT, b, t, n, 0}
-#define PULL2(b, t, n)      {DIRECT_2SHOT, b, t, n, 0}
-#define CALLS(...)          .calls = {__VA_ARGS__}
+#define ONE(chunks)          {HOST_1SHOT, 0, 0, chunks, 0}
+#define TWO(chunks)          {HOST_2SHOT, 0, 0, chunks, 0}
+#define INPUT(n)             {WRITE, 1, 1, n, 0}
+#define PULL1(b, t, n)       {DIRECT_1SHOT, b, t, n, 0}
+#define PULL2(b, t, n)       {DIRECT_2SHOT, b, t, n, 0}
+#define CALLS(...)           .calls = {__VA_ARGS__}
 
 #define WIDE_NARROW_WIDE CALLS(GRID(2, 1, 2), GRID(1, 1, 1), GRID(2, 1, 2))
 #define FIVE_GRIDS       CALLS(GRID(1, 1, 1), GRID(2, 1, 2), GRID(1, 1, 2), GRID(2, 1, 1), GRID(1, 1, 1))
