@@ -3,7 +3,7 @@
  * on each rank; in place, out of place, touching, and the overlap that is refused. Guard bytes
  * around every output.
  */
-/* labels: quick timeout=240 */
+/* labels: quick tsan-off timeout=240 */
 #include "harness.h"
 #include "rank_contexts.h"
 #include "reference.h"
