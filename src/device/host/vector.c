@@ -2,6 +2,7 @@
  * file is the only one that asks the processor what it has. */
 #include "device/host/vector.h"
 
+#include <pthread.h>
 #include <string.h>
 
 #define TABLES_MAX 4
@@ -17,8 +18,7 @@ extern const oh_vector oh_vector_neon;
 #include <cpuid.h>
 
 /* GCC before 11 and some clang know no "f16c". The bit counts only with AVX enabled by the system,
- * which
- * __builtin_cpu_supports("avx2") has checked. */
+ * which __builtin_cpu_supports("avx2") has checked. */
 static bool has_f16c(void) {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 29)) != 0;
@@ -34,36 +34,24 @@ static bool has_avx512(void) {
 }
 #endif
 
-static size_t list_tables(const oh_vector *list[TABLES_MAX]) {
+static const oh_vector *tables[TABLES_MAX];
+static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
+
+static void list_tables(void) {
     size_t count = 0;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (has_avx512()) list[count++] = &oh_vector_avx512;
-    if (has_avx2()) list[count++] = &oh_vector_avx2;
+    if (has_avx512()) tables[count++] = &oh_vector_avx512;
+    if (has_avx2()) tables[count++] = &oh_vector_avx2;
 #elif defined(__aarch64__)
-    list[count++] = &oh_vector_neon;
+    tables[count++] = &oh_vector_neon;
 #endif
-    list[count++] = &oh_vector_baseline;
-    list[count] = NULL;
-    return count;
+    tables[count++] = &oh_vector_baseline;
+    tables[count] = NULL;
 }
 
-/* Filled by whichever thread comes first. Several may fill it at once: they store equal pointers,
- * and `ready` is published after them. */
-static const oh_vector *tables[TABLES_MAX];
-static int ready;
-
 const oh_vector *const *oh_vector_tables(void) {
-    /* Pairs with the release below: the list is complete. */
-    if (!__atomic_load_n(&ready, __ATOMIC_ACQUIRE)) {
-        const oh_vector *list[TABLES_MAX] = {NULL};
-        size_t count = list_tables(list);
-        for (size_t i = 0; i < count; i++) {
-            /* Relaxed: ordered by the release of `ready`. */
-            __atomic_store_n(&tables[i], list[i], __ATOMIC_RELAXED);
-        }
-        __atomic_store_n(&ready, 1, __ATOMIC_RELEASE);
-    }
+    pthread_once(&tables_once, list_tables);
     return tables;
 }
 
