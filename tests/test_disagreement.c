@@ -108,9 +108,8 @@ static void different_calls(void) {
 
 /* Whatever the others wait for, flags, slots or meetings: each algorithm against each other one. */
 static void different_algorithms(void) {
-    static const onehop_algorithm all[] = {ONEHOP_HOST_1SHOT, ONEHOP_HOST_2SHOT,
-                                           ONEHOP_1SHOT_PUSH, ONEHOP_2SHOT_PUSH,
-                                           ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
+    static const onehop_algorithm all[] = {ONEHOP_HOST_1SHOT, ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH,
+                                           ONEHOP_2SHOT_PUSH, ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
     scene s;
     memset(&s, 0, sizeof s);
     s.what = PAIR;

@@ -155,11 +155,11 @@ static void unit_sizes(onehop_t *context, int rank, int world, void *argument) {
     static const onehop_algorithm some[] = {ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL,
                                             ONEHOP_2SHOT_PUSH};
     own o = own_make(context, rank, world, 16384);
-    const size_t step = world <= 5 && !HARNESS_SANITIZED ? 1 : 5;
+    const size_t step = world <= 5 && !HARNESS_SANITIZED ? 1 : 11;
     (void)argument;
     for (int a = 0; a < 3; a++)
         for (int d = 0; d < 3; d++)
-            for (size_t units = 1 + (size_t)(a + d) % step; units <= 20 * (size_t)world;
+            for (size_t units = 1 + (size_t)(a + 3 * d + world) % step; units <= 20 * (size_t)world;
                  units += step) {
                 const size_t whole = units * 16 / reference_element_bytes(dtypes[d]);
                 compare(&o, some[a], dtypes[d], whole - units % 3, 0, 0, units % 2);

@@ -68,7 +68,7 @@ static void arguments_of_calls(void) {
     REFUSED(ONEHOP_ERR_DTYPE, "data type -1", CALL(a, b, 8, -1, 1));
     REFUSED(ONEHOP_ERR_OP, "reduction 0 is unknown; expected sum (1)", CALL(a, b, 8, 1, 0));
     REFUSED(ONEHOP_ERR_OP, "reduction 2", CALL(a, b, 8, 1, 2));
-    REFUSED(ONEHOP_ERR_DTYPE, "data type 0", CALL(a, b, 0, 0, 1)); /* also of nothing */
+    REFUSED(ONEHOP_ERR_DTYPE, "data type 0", CALL(a, b, 0, 0, 1));     /* also of nothing */
     for (int i = ONEHOP_ALGORITHM_AUTO; i <= ONEHOP_LOCAL_COPY; i++) { /* by whatever name */
         call.algorithm = (onehop_algorithm)i;
         REFUSED(ONEHOP_ERR_OP, "reduction 3",

@@ -285,8 +285,8 @@ static void same_address(onehop_t *context, int rank, int world, void *argument)
         onehop_host_graph *graph;
         for (size_t i = 0; i < OH_LENGTH(fds); i++) map_page(at + i * PAGE, &fds[i]);
         for (size_t k = 0; k < COUNT; k++) in[k] = value_of(rank, 0, k, round);
-        CHECK_OK(ranks_all_reduce(context, in, out, COUNT, ONEHOP_FLOAT32, ONEHOP_1SHOT_PULL,
-                                  stream));
+        CHECK_OK(
+            ranks_all_reduce(context, in, out, COUNT, ONEHOP_FLOAT32, ONEHOP_1SHOT_PULL, stream));
         CHECK_OK(onehop_synchronize(context, stream));
         for (int replays = 0; replays < 3; replays++) {
             if (replays == 1) {
@@ -306,7 +306,8 @@ static void same_address(onehop_t *context, int rank, int world, void *argument)
             for (size_t k = 0; k < COUNT; k++) {
                 float sum = 0;
                 for (int r = 0; r < world; r++) sum += value_of(r, 0, k, round);
-                if (out[k] != sum) FAIL("rank %d, round %d, element %zu: old bytes", rank, round, k);
+                if (out[k] != sum)
+                    FAIL("rank %d, round %d, element %zu: old bytes", rank, round, k);
             }
         }
         CHECK_OK(onehop_get_stats(context, &stats));
@@ -317,7 +318,8 @@ static void same_address(onehop_t *context, int rank, int world, void *argument)
         if (round == 5) CHECK(count_fds() == before && count_mappings() == mappings);
         ranks_barrier(context);
         CHECK(munmap(at, 2 * STRIDE) == 0);
-        CHECK(mmap(at, 2 * STRIDE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at);
+        CHECK(mmap(at, 2 * STRIDE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+              at);
         for (size_t i = 0; i < OH_LENGTH(fds); i++) close(fds[i]);
     }
     onehop_host_stream_destroy(stream);
@@ -559,8 +561,9 @@ static void refusals(onehop_t *context, int rank, int world, void *argument) {
                      ranks_all_reduce(context, in + COUNT - 4, in, COUNT, ONEHOP_FLOAT32,
                                       (onehop_algorithm)a, stream));
     }
-    CHECK_RESULT(ONEHOP_ERR_ALGORITHM, onehop_all_reduce_with(context, in, in, COUNT, ONEHOP_FLOAT32,
-                                                              ONEHOP_SUM, &named, stream));
+    CHECK_RESULT(
+        ONEHOP_ERR_ALGORITHM,
+        onehop_all_reduce_with(context, in, in, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &named, stream));
     CHECK_CONTAINS("out of place only", onehop_last_error());
     CHECK_OK(onehop_get_stats(context, &after));
     CHECK(before.calls == after.calls && after.rows_used == 0);
