@@ -1,6 +1,6 @@
 /* Faults that other libraries shipped, on GPUs; numbers are those of docs/cases.md.
- *   C01  one captured call replayed 1000 times with new input, eager calls between
- *   C02  input overwritten and output reused right after the call, one rank slowed
+ *   C01  one captured call of each algorithm replayed 1000 times with new input, eager calls between
+ *   C02  input overwritten and output reused right after the call, eager and replayed, one rank slowed
  *   C03  64 calls of 8 MiB queued, each with a payload of its own
  *   C04  one input 10,000 times under load: one output
  *   C05, C33  values that hurt, types switched from call to call; NaN comes out canonical
@@ -12,6 +12,8 @@
 static int gpus_found;
 static gpu_data *three[3]; /* one per type */
 static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
+static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_2SHOT_PUSH,
+                                              ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
 
 #define ROOM ((size_t)128 << 10)
 
@@ -39,6 +41,7 @@ typedef struct relay {
     unsigned char *found;                         /* RELAY_BATCH results */
     unsigned char sums[VARIANTS][RELAY_ROOM];
     size_t done;
+    onehop_algorithm algorithm;
 } relay;
 
 static void relay_open(relay *y, gpu_rank *rank) {
@@ -79,8 +82,10 @@ static unsigned variant_of(size_t call) {
 }
 
 static void relay_call(relay *y) {
-    CHECK_OK(onehop_all_reduce(y->rank->context, y->in, y->out, RELAY_COUNT, ONEHOP_BFLOAT16,
-                               ONEHOP_SUM, y->rank->stream));
+    onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
+    call.algorithm = y->algorithm;
+    CHECK_OK(onehop_all_reduce_with(y->rank->context, y->in, y->out, RELAY_COUNT, ONEHOP_BFLOAT16,
+                                    ONEHOP_SUM, &call, y->rank->stream));
 }
 
 /* One step: input in, a call or a replay, output away; `spoil`: then both buffers become something
@@ -116,20 +121,28 @@ static void relay_check(relay *y, const char *what) {
     gpu_barrier(y->rank);
 }
 
+static void relay_capture(relay *y, gpu_graph *graph) {
+    gpu_capture_begin(&y->rank, 1);
+    relay_call(y);
+    gpu_capture_end(&y->rank, 1, graph);
+}
+
 static void replays_with_new_input(gpu_rank *ranks, int here, void *argument) {
     relay *y = calloc(1, sizeof *y);
-    gpu_graph graph;
     (void)here, (void)argument;
     CHECK(y != NULL);
     relay_open(y, &ranks[0]);
-    gpu_capture_begin(&y->rank, 1);
-    relay_call(y);
-    gpu_capture_end(&y->rank, 1, &graph);
-    while (y->done < 1250) {
-        relay_step(y, y->done % 5 == 3 ? NULL : &graph, false);
-        if (y->done % RELAY_BATCH == 0) relay_check(y, "C01");
+    for (size_t a = 0; a < 4; a++) {
+        gpu_graph graph;
+        const size_t end = y->done + 1250;
+        y->algorithm = algorithms[a];
+        relay_capture(y, &graph);
+        while (y->done < end) {
+            relay_step(y, y->done % 5 == 3 ? NULL : &graph, false);
+            if (y->done % RELAY_BATCH == 0) relay_check(y, "C01");
+        }
+        gpu_graph_free(y->rank, &graph);
     }
-    gpu_graph_free(y->rank, &graph);
     relay_close(y);
     free(y);
 }
@@ -140,12 +153,19 @@ static void buffers_reused_at_once(gpu_rank *ranks, int here, void *argument) {
     (void)here, (void)argument;
     CHECK(y != NULL);
     relay_open(y, &ranks[0]);
-    while (y->done < 600) {
-        const int slow = (int)(random_next(&random) % (uint64_t)ranks[0].world);
-        const unsigned us = (unsigned)(random_next(&random) % 200);
-        if (slow == ranks[0].rank) gpu_spin_later(y->rank, us, y->rank->stream);
-        relay_step(y, NULL, true);
-        if (y->done % RELAY_BATCH == 0) relay_check(y, "C02");
+    for (size_t a = 0; a < 4; a++) {
+        gpu_graph graph;
+        const size_t end = y->done + 600;
+        y->algorithm = algorithms[a];
+        relay_capture(y, &graph);
+        while (y->done < end) {
+            const int slow = (int)(random_next(&random) % (uint64_t)ranks[0].world);
+            const unsigned us = (unsigned)(random_next(&random) % 200);
+            if (slow == ranks[0].rank) gpu_spin_later(y->rank, us, y->rank->stream);
+            relay_step(y, y->done % 2 ? &graph : NULL, true);
+            if (y->done % RELAY_BATCH == 0) relay_check(y, "C02");
+        }
+        gpu_graph_free(y->rank, &graph);
     }
     relay_close(y);
     free(y);
@@ -245,6 +265,7 @@ static void special_values(gpu_rank *ranks, int here, void *argument) {
         calls[i].shift = i % 3 == 2 ? (unsigned)i % 15 + 1 : 0;
         calls[i].first = i * 1600;
         calls[i].in_place = i % 5 == 4;
+        calls[i].algorithm = algorithms[i / 2 % 4];
     }
     for (int t = 0; t < 3; t++)
         gpu_data_fill(three[t], ranks, 1, INPUT_SPECIAL, (uint64_t)t + 5, dtypes[t], ROOM);
@@ -254,10 +275,13 @@ static void special_values(gpu_rank *ranks, int here, void *argument) {
 /* Rank 0 sends every pattern of 16 bits, the others zero, -0 or patterns of their own; fp32: in
  * both halves. */
 static void every_pattern(gpu_rank *ranks, int here, void *argument) {
-    gpu_call calls[2] = {{0}};
+    gpu_call calls[8] = {{0}};
     (void)here, (void)argument;
-    calls[0].count = calls[1].count = 65536;
-    calls[1].in_place = true;
+    for (size_t i = 0; i < 8; i++) {
+        calls[i].count = 65536;
+        calls[i].in_place = i % 2;
+        calls[i].algorithm = algorithms[i / 2];
+    }
     for (uint32_t way = 0; way < 3; way++) {
         gpu_barrier(&ranks[0]);
         for (int t = 0; t < 3; t++) {
@@ -273,7 +297,7 @@ static void every_pattern(gpu_rank *ranks, int here, void *argument) {
             }
             gpu_data_sum(three[t], ranks, 1, dtypes[t], 65536);
         }
-        run_types(&ranks[0], calls, 2, "C05, every 16-bit pattern");
+        run_types(&ranks[0], calls, 8, "C05, every 16-bit pattern");
     }
 }
 
