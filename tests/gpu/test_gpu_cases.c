@@ -5,6 +5,7 @@
  *   C04  one input 10,000 times under load: one output
  *   C05, C33  values that hurt, types switched from call to call; NaN comes out canonical
  *   C08  each rank in turn comes late to the first call
+ *   C25  20 graphs captured at different times, replayed in any order, on either of two streams
  *   C32  overlap is refused and launches nothing; in place works */
 /* labels: timeout=180 */
 #include "gpu_batch.h"
@@ -358,6 +359,47 @@ static void first_call_late(gpu_rank *ranks, int here, void *argument) {
     gpu_batch_once(ranks, here, three[0], INPUT_MIXED, 8, ONEHOP_FLOAT32, calls, 4, &how);
 }
 
+/* ---- C25 ----------------------------------------------------------------------------------------------------------- */
+
+#define GRAPHS 20
+
+static void replay_on(relay *y, const gpu_graph *graph, onehop_stream_t stream) {
+    char text[120];
+    gpu_copy_later(y->rank, y->in, y->variants + variant_of(y->done) * RELAY_ROOM, RELAY_BYTES,
+                   stream);
+    gpu_graph_launch(y->rank, graph, stream);
+    CHECK_OK(onehop_synchronize(y->rank->context, stream));
+    gpu_read(y->rank, y->found, y->out, RELAY_BYTES);
+    snprintf(text, sizeof text, "C25, rank %d of %d, %s", y->rank->rank, y->rank->world,
+             y->algorithm ? onehop_algorithm_name(y->algorithm) : "auto");
+    expect_equal(y->sums[variant_of(y->done)], y->found, RELAY_COUNT, ONEHOP_BFLOAT16, text);
+    y->done++;
+}
+
+/* Each rank chooses its streams for itself. */
+static void graphs_in_any_order(gpu_rank *ranks, int here, void *argument) {
+    relay *y = calloc(GRAPHS, sizeof *y);
+    gpu_graph graphs[GRAPHS];
+    gpu_rank *r = &ranks[0];
+    uint64_t random = 25, own = (uint64_t)r->rank;
+    (void)here, (void)argument;
+    CHECK(y != NULL);
+    for (size_t g = 0; g < GRAPHS; g++) {
+        relay_open(&y[g], r);
+        y[g].algorithm = algorithms[g % 4];
+    }
+    for (size_t i = 0; i < 400; i++) {
+        const size_t captured = i / 5 < GRAPHS ? i / 5 + 1 : GRAPHS;
+        if (i % 5 == 0 && i / 5 < GRAPHS) relay_capture(&y[i / 5], &graphs[i / 5]);
+        const size_t g = random_next(&random) % captured;
+        replay_on(&y[g], &graphs[g], random_next(&own) % 2 ? r->second : r->stream);
+    }
+    gpu_barrier(r);
+    for (size_t g = 0; g < GRAPHS; g++) gpu_graph_free(r, &graphs[g]);
+    for (size_t g = 0; g < GRAPHS; g++) relay_close(&y[g]);
+    free(y);
+}
+
 /* ---- C32 ----------------------------------------------------------------------------------------------------------- */
 
 static void overlap_refused(gpu_rank *ranks, int here, void *argument) {
@@ -394,6 +436,7 @@ static void in_one_process(void *argument) {
     with("C33, threads", GPU_THREADS, 2, 1, known_sums);
     with("C04, threads", GPU_THREADS, 2, 1, same_again);
     with("C32, threads", GPU_THREADS, 2, 1, overlap_refused);
+    with("C25, threads", GPU_THREADS, 3, 1, graphs_in_any_order);
     for (late_rank = 0; late_rank < 3; late_rank++)
         with("C08, threads", GPU_THREADS, 3, 1, first_call_late);
     if (gpus_found > 1) {
@@ -416,6 +459,7 @@ int main(void) {
         with("C04, process per GPU", GPU_PROCESSES, 2, 2, same_again);
         with("C05, special values, process per GPU", GPU_PROCESSES, 2, 2, special_values);
         with("C33, process per GPU", GPU_PROCESSES, 2, 2, known_sums);
+        with("C25, process per GPU", GPU_PROCESSES, 2, 2, graphs_in_any_order);
         for (late_rank = 0; late_rank < 2; late_rank++)
             with("C08, process per GPU", GPU_PROCESSES, 2, 2, first_call_late);
     }
