@@ -1,5 +1,6 @@
 /* The context as one thread uses it that drives all ranks on host streams: capture and replay,
- * mismatched captures, several streams, what a call will use, counters; and a group of one rank. */
+ * mismatched captures, several streams, replays that overlap, what a call will use, counters; and a
+ * group of one rank. */
 /* labels: quick */
 #include "fault_kit.h"
 
@@ -235,6 +236,46 @@ static void two_streams(team *t) {
     for (int r = 0; r < t->world_size; r++) CHECK_OK(onehop_status(t->contexts[r], NULL));
 }
 
+/* Two graphs of one communicator at once. Rank 0's first one waits for rank 1, so that its second
+ * must find it running: an error on all ranks, soon, and no sums. */
+static void overlapping_replays(const kit_way *first, const kit_way *second) {
+    team t;
+    onehop_host_graph *graphs[2][2];
+    kit_buffers *more[2] = {kit_buffers_make(), kit_buffers_make()};
+    onehop_failure failure;
+    team_open(&t, 2, KIT_PATIENCE_MS);
+    CHECK_OK(onehop_capture_begin_all(t.contexts, 2));
+    for (int r = 0; r < 2; r++)
+        for (int g = 0; g < 2; g++) {
+            kit_buffers *m = g ? more[r] : t.buffers[r];
+            memset(m->in, 0, sizeof m->in);
+            CHECK_OK(onehop_host_stream_capture_begin(t.streams[g][r]));
+            CHECK_OK(kit_run(t.contexts[r], g ? second : first, m->in, m->out, t.streams[g][r]));
+            CHECK_OK(onehop_host_stream_capture_end(t.streams[g][r], &graphs[g][r]));
+        }
+    CHECK_OK(onehop_capture_end_all(t.contexts, 2));
+    const double begun = seconds_now();
+    for (int g = 0; g < 2; g++) CHECK_OK(onehop_host_graph_launch(graphs[g][0], t.streams[g][0]));
+    while (!onehop_status(t.contexts[0], NULL)) {
+        if (seconds_now() - begun > 10) FAIL("%s, %s: no error", first->name, second->name);
+        sleep_ms(1);
+    }
+    for (int g = 0; g < 2; g++) CHECK_OK(onehop_host_graph_launch(graphs[g][1], t.streams[g][1]));
+    for (int r = 0; r < 2; r++) {
+        for (int g = 0; g < 2; g++) { /* rank 1's first may have all it needs */
+            const onehop_result result = onehop_synchronize(t.contexts[r], t.streams[g][r]);
+            CHECK(result == ONEHOP_ERR_CALLS_OVERLAP || (r == 1 && !result));
+        }
+        CHECK_RESULT(ONEHOP_ERR_CALLS_OVERLAP, onehop_status(t.contexts[r], &failure));
+        CHECK_INT(-1, failure.peer);
+    }
+    CHECK(seconds_now() - begun < 10);
+    for (int r = 0; r < 2; r++)
+        for (int g = 0; g < 2; g++) onehop_host_graph_destroy(graphs[g][r]);
+    team_close(&t);
+    for (int r = 0; r < 2; r++) free(more[r]);
+}
+
 /* A thread per rank that goes between two streams and no stream. */
 static void streams_and_none(int rank, int world_size, void *argument) {
     onehop_group **groups = argument;
@@ -407,6 +448,10 @@ int main(void) {
         team_close(&t);
     }
     forgotten_rank();
+    for (int way = 0; way < KIT_WAYS; way++) {
+        overlapping_replays(&kit_ways[way], &kit_ways[way]);
+        overlapping_replays(&kit_ways[way], &kit_ways[(way + 1) % KIT_WAYS]);
+    }
     CHECK_OK(onehop_group_open_local(3, groups));
     run_threads(3, capture_in_threads, groups);
     run_threads(3, streams_and_none, groups);

@@ -15,7 +15,8 @@ typedef enum difference {
     ALGORITHM,
     BLOCKS,
     ORDER,
-    DIFFERENCES
+    DIFFERENCES,
+    PAIR /* of named algorithms */
 } difference;
 
 static const char *const words[DIFFERENCES] = {
@@ -27,6 +28,7 @@ typedef struct scene {
     difference what;
     int odd;
     size_t count; /* to begin with */
+    onehop_algorithm usual, other;
 } scene;
 
 static onehop_result differing_call(onehop_t *ctx, const scene *s, bool odd, kit_buffers *m) {
@@ -41,6 +43,7 @@ static onehop_result differing_call(onehop_t *ctx, const scene *s, bool odd, kit
         count *= 2;
     }
     if (s->what == ALGORITHM && odd) call.algorithm = ONEHOP_1SHOT_PUSH;
+    if (s->what == PAIR) call.algorithm = odd ? s->other : s->usual;
     if (s->what == BLOCKS) {
         call.algorithm = ONEHOP_1SHOT_PUSH;
         call.blocks = odd ? 2 : 3;
@@ -78,6 +81,15 @@ static void one_differs(int rank, int world_size, void *argument) {
     free(m);
 }
 
+static void expect_mismatch(scene *s, const char *where) {
+    memset(s->sights, 0, sizeof s->sights);
+    run_threads(W, one_differs, s);
+    /* The lowest rank that differs from rank 0. */
+    for (int r = 0; r < W; r++)
+        kit_expect(&s->sights[r], ONEHOP_ERR_MISMATCH, s->odd ? s->odd : 1, where);
+    CHECK_CONTAINS("made another call", s->sights[0].text);
+}
+
 static void different_calls(void) {
     static const size_t counts[] = {8, 40000};
     scene s;
@@ -88,14 +100,31 @@ static void different_calls(void) {
             char where[96];
             s.what = (difference)what;
             s.count = what == PATH || what == ALGORITHM ? 8 : counts[s.odd % 2];
-            memset(s.sights, 0, sizeof s.sights);
-            run_threads(W, one_differs, &s);
             snprintf(where, sizeof where, "%s differs on rank %d", words[what], s.odd);
-            /* The lowest rank that differs from rank 0. */
-            for (int r = 0; r < W; r++)
-                kit_expect(&s.sights[r], ONEHOP_ERR_MISMATCH, s.odd ? s.odd : 1, where);
-            CHECK_CONTAINS("made another call", s.sights[0].text);
+            expect_mismatch(&s, where);
         }
+    for (int r = 0; r < W; r++) onehop_group_close(s.groups[r]);
+}
+
+/* Whatever the others wait for, flags, slots or meetings: each algorithm against each other one. */
+static void different_algorithms(void) {
+    static const onehop_algorithm all[] = {ONEHOP_HOST_1SHOT, ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH,
+                                           ONEHOP_2SHOT_PUSH, ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
+    scene s;
+    memset(&s, 0, sizeof s);
+    s.what = PAIR;
+    CHECK_OK(onehop_group_open_local(W, s.groups));
+    for (int i = 0; i < 36; i++) {
+        char where[96];
+        if (i % 6 == i / 6) continue;
+        s.usual = all[i / 6];
+        s.other = all[i % 6];
+        s.odd = (i / 6 + i) % W;
+        s.count = i % 2 ? 100 : 40000;
+        snprintf(where, sizeof where, "%s, but %s on rank %d", onehop_algorithm_name(s.usual),
+                 onehop_algorithm_name(s.other), s.odd);
+        expect_mismatch(&s, where);
+    }
     for (int r = 0; r < W; r++) onehop_group_close(s.groups[r]);
 }
 
@@ -247,6 +276,7 @@ static void two_are_missing(int rank, int world_size, void *argument) {
 int main(void) {
     watchdog(110);
     different_calls();
+    different_algorithms();
     silence();
     different_settings();
     run_ranks(3, twice_the_same, NULL);

@@ -155,11 +155,11 @@ static void unit_sizes(onehop_t *context, int rank, int world, void *argument) {
     static const onehop_algorithm some[] = {ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL,
                                             ONEHOP_2SHOT_PUSH};
     own o = own_make(context, rank, world, 16384);
-    const size_t step = world <= 5 && !HARNESS_SANITIZED ? 1 : 5;
+    const size_t step = world <= 5 && !HARNESS_SANITIZED ? 1 : 11;
     (void)argument;
     for (int a = 0; a < 3; a++)
         for (int d = 0; d < 3; d++)
-            for (size_t units = 1 + (size_t)(a + d) % step; units <= 20 * (size_t)world;
+            for (size_t units = 1 + (size_t)(a + 3 * d + world) % step; units <= 20 * (size_t)world;
                  units += step) {
                 const size_t whole = units * 16 / reference_element_bytes(dtypes[d]);
                 compare(&o, some[a], dtypes[d], whole - units % 3, 0, 0, units % 2);
@@ -187,6 +187,52 @@ static void odd_addresses(onehop_t *context, int rank, int world, void *argument
                 compare(&o, algorithms[a], dtypes[d], count, 0, (other + off) % 16, true);
             }
     own_free(&o);
+}
+
+/* However small the message, and with shards of nothing: whichever rank has not called, no other
+ * one's call ends. */
+static void nobody_is_silent(int world) {
+    static const onehop_algorithm some[] = {ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL,
+                                            ONEHOP_2SHOT_PUSH};
+    onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
+    onehop_t *contexts[8];
+    onehop_stream_t streams[8];
+    static float in[8][64], out[8][64], sum[64];
+    bool idle;
+    config.device.kind = ONEHOP_DEVICE_HOST;
+    config.timeout_ms = 60000;
+    CHECK_OK(onehop_create_all(&config, world, NULL, contexts));
+    for (int r = 0; r < world; r++) {
+        CHECK_OK(onehop_host_stream_create(&streams[r]));
+        input_fill(in[r], INPUT_REAL, 23, r, 0, 64, ONEHOP_FLOAT32);
+    }
+    reference_of_inputs(sum, INPUT_REAL, 23, world, 0, 64, ONEHOP_FLOAT32);
+    for (int i = 0; i < 6 * world; i++) {
+        const int late = i / 6;
+        const size_t count = i % 2 ? 4 * (size_t)world - 1 : 1;
+        memset(out, 0, sizeof out);
+        for (int k = 1; k <= world; k++) {
+            const int r = (late + k) % world; /* the late one last */
+            for (int p = 0; r == late && p < world; p++) {
+                if (p == 0) sleep_ms(3);
+                oh_device *device = contexts[p]->device;
+                CHECK_OK(device->ops->stream_idle(device, streams[p], &idle));
+                if (p != late && idle)
+                    FAIL("%s, %zu elements: rank %d of %d did not wait for rank %d",
+                         onehop_algorithm_name(some[i / 2 % 3]), count, p, world, late);
+            }
+            CHECK_OK(ranks_all_reduce(contexts[r], in[r], out[r], count, ONEHOP_FLOAT32,
+                                      some[i / 2 % 3], streams[r]));
+        }
+        for (int r = 0; r < world; r++) {
+            CHECK_OK(onehop_synchronize(contexts[r], streams[r]));
+            expect_equal(sum, out[r], count, ONEHOP_FLOAT32, "after a late rank");
+        }
+    }
+    for (int r = 0; r < world; r++) {
+        onehop_destroy(contexts[r]);
+        onehop_host_stream_destroy(streams[r]);
+    }
 }
 
 /* The one source there is, named or left open: the same call, so ranks may differ in that. */
@@ -259,8 +305,9 @@ int main(void) {
     for (int world = 2; world <= 9; world += world < 4 ? step : 5)
         ranks_run(RANKS_AS_THREADS, world, NULL, odd_addresses, NULL);
     ranks_run(RANKS_AS_PROCESSES, 2, NULL, odd_addresses, NULL);
-    for (int world = 2; world <= 16; world += world < 5 ? step : 4)
+    for (int world = 2; world <= 16; world += world < 5 || step == 1 ? step : 4)
         ranks_run(RANKS_AS_THREADS, world, NULL, unit_sizes, NULL);
+    for (int world = 2; world <= 8; world += 3) nobody_is_silent(world);
     ranks_run(RANKS_AS_PROCESSES, 16, NULL, unit_sizes, NULL);
     ranks_run(RANKS_AS_THREADS, 2, NULL, named_source, NULL);
     ranks_run(RANKS_AS_THREADS, 3, NULL, overlaps, NULL);

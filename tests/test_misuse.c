@@ -68,7 +68,14 @@ static void arguments_of_calls(void) {
     REFUSED(ONEHOP_ERR_DTYPE, "data type -1", CALL(a, b, 8, -1, 1));
     REFUSED(ONEHOP_ERR_OP, "reduction 0 is unknown; expected sum (1)", CALL(a, b, 8, 1, 0));
     REFUSED(ONEHOP_ERR_OP, "reduction 2", CALL(a, b, 8, 1, 2));
-    REFUSED(ONEHOP_ERR_DTYPE, "data type 0", CALL(a, b, 0, 0, 1)); /* also of nothing */
+    REFUSED(ONEHOP_ERR_DTYPE, "data type 0", CALL(a, b, 0, 0, 1));     /* also of nothing */
+    for (int i = ONEHOP_ALGORITHM_AUTO; i <= ONEHOP_LOCAL_COPY; i++) { /* by whatever name */
+        call.algorithm = (onehop_algorithm)i;
+        REFUSED(ONEHOP_ERR_OP, "reduction 3",
+                onehop_all_reduce_with(ctx, a, b, 8, ONEHOP_FLOAT32, (onehop_op)3, &call, s));
+        REFUSED(ONEHOP_ERR_DTYPE, "data type 4",
+                onehop_all_reduce_with(ctx, a, b, 8, (onehop_dtype)4, ONEHOP_SUM, &call, s));
+    }
     for (int off = 1; off < 4; off++) {
         REFUSED(ONEHOP_ERR_ALIGNMENT, "in at", CALL(bytes + off, b, 8, ONEHOP_FLOAT32, 1));
         REFUSED(ONEHOP_ERR_ALIGNMENT, "out at", CALL(b, bytes + off, 8, ONEHOP_FLOAT32, 1));

@@ -2,16 +2,17 @@
  * synchronisation.
  *
  * A replay must not freeze the epoch, nor the data: a captured call is launched a thousand times
- * with new input, with eager calls in between. And 64 queued calls of 8 MiB, whose payload tells
- * rank and number, must not mix. */
+ * with new input, with eager calls in between. Buffers are taken away right after a call while some
+ * rank is slow. Twenty graphs captured at different times are replayed in any order, on either of two
+ * streams. And 64 queued calls of 8 MiB, whose payload tells rank and number, must not mix. */
 /* labels: timeout=240 */
 #include "harness.h"
 #include "rank_contexts.h"
 #include "reference.h"
 
-static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT,
-                                              ONEHOP_HOST_2SHOT,     ONEHOP_1SHOT_PUSH,
-                                              ONEHOP_1SHOT_PULL,     ONEHOP_2SHOT_PULL};
+static const onehop_algorithm algorithms[] = {
+    ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT, ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH,
+    ONEHOP_1SHOT_PULL,     ONEHOP_2SHOT_PULL, ONEHOP_2SHOT_PUSH};
 #define ALGORITHMS (int)(sizeof algorithms / sizeof *algorithms)
 
 /* ---- replay ---------------------------------------------------------------------------------- */
@@ -21,13 +22,13 @@ typedef struct captured {
     size_t count;
 } captured;
 
-/* One call of each algorithm, in one graph. */
+/* A call in a graph of its own, over memory that processes can share: pull calls read it as it lies. */
 static void capture(onehop_t *context, onehop_stream_t stream, captured *c,
                     onehop_algorithm algorithm, size_t count) {
+    const onehop_device device = {ONEHOP_DEVICE_HOST, 0};
     c->count = count;
-    c->in = calloc(count, 2);
-    c->out = calloc(count, 2);
-    if (!c->in || !c->out) FAIL("no memory");
+    CHECK_OK(onehop_mem_alloc(device, (2 * count + 8) * 2, (void **)&c->in));
+    c->out = c->in + (count + 7) / 8 * 8;
     CHECK_OK(onehop_capture_begin(context));
     CHECK_OK(onehop_host_stream_capture_begin(stream));
     CHECK_OK(ranks_all_reduce(context, c->in, c->out, count, ONEHOP_BFLOAT16, algorithm, stream));
@@ -35,8 +36,51 @@ static void capture(onehop_t *context, onehop_stream_t stream, captured *c,
     CHECK_OK(onehop_capture_end(context));
 }
 
+static void drop(captured *c) {
+    onehop_host_graph_destroy(c->graph);
+    onehop_mem_free(c->in);
+}
+
+/* All calls over source graph of the captures so far read the ranks' memory. */
+static void expect_direct(const onehop_t *context, uint64_t calls) {
+    onehop_stats stats;
+    CHECK_OK(onehop_get_stats(context, &stats));
+    CHECK_INT(calls, stats.rows_direct);
+    CHECK_INT(0, stats.rows_staged);
+}
+
+/* Input and output become something else at once after each call, eager or replayed; nobody waits for
+ * a peer, of which one is late. */
+static void taken_away(onehop_t *context, int rank, int world, captured *c,
+                       onehop_stream_t stream) {
+    uint64_t random = 2;
+    uint16_t *sum = calloc(20000, 2);
+    CHECK(sum != NULL);
+    for (unsigned i = 0; i < (HARNESS_SANITIZED ? 84u : 420u); i++) {
+        captured *now = &c[i % ALGORITHMS];
+        const int slow = (int)(random_next(&random) % (uint64_t)world);
+        const useconds_t us = (useconds_t)(random_next(&random) % 300);
+        if (now->count > 10000 && i % 5) continue;
+        input_fill(now->in, INPUT_REAL, i, rank, 0, now->count, ONEHOP_BFLOAT16);
+        memset(now->out, 0xA5, 2 * now->count);
+        if (rank == slow) usleep(us);
+        if (i / ALGORITHMS % 2) {
+            CHECK_OK(ranks_all_reduce(context, now->in, now->out, now->count, ONEHOP_BFLOAT16,
+                                      algorithms[i % ALGORITHMS], NULL));
+        } else {
+            CHECK_OK(onehop_host_graph_launch(now->graph, stream));
+            CHECK_OK(onehop_host_stream_synchronize(stream));
+        }
+        memset(now->in, 0xEE, 2 * now->count);
+        reference_of_inputs(sum, INPUT_REAL, i, world, 0, now->count, ONEHOP_BFLOAT16);
+        expect_equal(sum, now->out, now->count, ONEHOP_BFLOAT16, "buffers taken away");
+        memset(now->out, 0xDD, 2 * now->count);
+    }
+    free(sum);
+}
+
 static void replays(onehop_t *context, int rank, int world, void *argument) {
-    static const size_t counts[] = {777, 1500, 20000, 1000, 1100, 1200};
+    static const size_t counts[] = {777, 1500, 20000, 1000, 1100, 1200, 1300};
     const int times = HARNESS_SANITIZED ? 120 : 1000;
     onehop_stream_t stream;
     captured c[ALGORITHMS];
@@ -45,6 +89,7 @@ static void replays(onehop_t *context, int rank, int world, void *argument) {
     if (!sum || !eager) FAIL("no memory");
     CHECK_OK(onehop_host_stream_create(&stream));
     for (int a = 0; a < ALGORITHMS; a++) capture(context, stream, &c[a], algorithms[a], counts[a]);
+    expect_direct(context, 2);
     for (int i = 0; i < times; i++) {
         /* The large one now and then. */
         captured *now = &c[i % 30 == 2 ? 2 : i % ALGORITHMS == 2 ? 1 : i % ALGORITHMS];
@@ -66,14 +111,50 @@ static void replays(onehop_t *context, int rank, int world, void *argument) {
         reference_of_inputs(sum, INPUT_REAL, (uint64_t)i + 5000, world, 0, 600, ONEHOP_BFLOAT16);
         expect_equal(sum, eager + 600, 600, ONEHOP_BFLOAT16, "eager call after a replay");
     }
-    for (int a = 0; a < ALGORITHMS; a++) {
-        onehop_host_graph_destroy(c[a].graph);
-        free(c[a].in);
-        free(c[a].out);
-    }
+    taken_away(context, rank, world, c, stream);
+    ranks_barrier(context);
+    for (int a = 0; a < ALGORITHMS; a++) drop(&c[a]);
     onehop_host_stream_destroy(stream);
     free(sum);
     free(eager);
+}
+
+/* ---- many graphs ----------------------------------------------------------------------------- */
+#define GRAPHS 20
+
+static void replay_one(onehop_t *context, int rank, int world, const captured *c, uint64_t seed,
+                       onehop_stream_t stream) {
+    uint16_t sum[2048];
+    input_fill(c->in, INPUT_REAL, seed, rank, 0, c->count, ONEHOP_BFLOAT16);
+    memset(c->out, 0xA5, 2 * c->count);
+    CHECK_OK(onehop_host_graph_launch(c->graph, stream));
+    CHECK_OK(onehop_synchronize(context, stream));
+    reference_of_inputs(sum, INPUT_REAL, seed, world, 0, c->count, ONEHOP_BFLOAT16);
+    expect_equal(sum, c->out, c->count, ONEHOP_BFLOAT16, "one of many graphs");
+}
+
+/* Each captured after replays of those before; then in any order, each rank on a stream of its own
+ * choice. */
+static void shuffled(onehop_t *context, int rank, int world, void *argument) {
+    captured c[GRAPHS];
+    onehop_stream_t streams[2];
+    uint64_t random = 25, own = (uint64_t)rank;
+    (void)argument;
+    for (int i = 0; i < 2; i++) CHECK_OK(onehop_host_stream_create(&streams[i]));
+    for (int g = 0; g < GRAPHS; g++) {
+        capture(context, streams[g % 2], &c[g], algorithms[(g + 4) % ALGORITHMS],
+                1000 + 50 * (size_t)g);
+        for (int i = 0; i < 3; i++)
+            replay_one(context, rank, world, &c[random_next(&random) % (uint64_t)(g + 1)],
+                       (uint64_t)(3 * g + i), streams[random_next(&own) % 2]);
+    }
+    expect_direct(context, 6); /* by 1shot_pull and 2shot_pull */
+    for (uint64_t i = 0; i < (HARNESS_SANITIZED ? 60 : 300); i++)
+        replay_one(context, rank, world, &c[random_next(&random) % GRAPHS], 100 + i,
+                   streams[random_next(&own) % 2]);
+    ranks_barrier(context);
+    for (int g = 0; g < GRAPHS; g++) drop(&c[g]);
+    for (int i = 0; i < 2; i++) onehop_host_stream_destroy(streams[i]);
 }
 
 /* ---- a long queue ---------------------------------------------------------------------------- */
@@ -143,6 +224,8 @@ int main(void) {
     ranks_run(RANKS_AS_THREADS, 2, NULL, replays, NULL);
     ranks_run(RANKS_AS_THREADS, 4, NULL, replays, NULL);
     ranks_run(RANKS_AS_PROCESSES, 3, NULL, replays, NULL);
+    ranks_run(RANKS_AS_PROCESSES, 2, NULL, shuffled, NULL);
+    ranks_run(RANKS_AS_THREADS, 3, NULL, shuffled, NULL);
     for (int world = 2; world <= (HARNESS_SANITIZED ? 2 : 8); world *= 2)
         ranks_run(world == 4 ? RANKS_AS_PROCESSES : RANKS_AS_THREADS, world, NULL, long_queue,
                   NULL);

@@ -1,5 +1,5 @@
 /* Properties: a long random sequence of calls is right, bit for bit, whatever follows whatever: sizes, types,
- * algorithms, places, eager calls and replays of graphs, ranks held back now and then. And the bytes
+ * algorithms, grids, places, eager calls and replays of graphs, ranks held back now and then. And the bytes
  * of a row do not depend on how many rows are reduced with it, across every switch of algorithm. */
 /* labels: timeout=120 */
 #include "harness.h"
@@ -43,11 +43,14 @@ static void make_data(onehop_t *context, int rank, int world) {
 #define GRAPHS 12
 #define NODES  4
 
+static const uint32_t grids[] = {0, 2, 3, 12, 16};
+
 typedef struct random_call {
     int type;
     size_t count, first;
     bool in_place;
     onehop_algorithm algorithm;
+    uint32_t blocks; /* 0: automatic */
 } random_call;
 
 /* Equal on all ranks; short ones are the most frequent. */
@@ -59,6 +62,9 @@ static random_call draw(uint64_t *state) {
     c.first = next(state) % (ROOM - MOST);
     c.in_place = next(state) % 3 == 0;
     c.algorithm = algorithms[next(state) % 3 ? 0 : next(state) % ALGORITHMS];
+    c.blocks = c.algorithm >= ONEHOP_1SHOT_PUSH && c.algorithm <= ONEHOP_2SHOT_PULL
+                   ? grids[next(state) % 5]
+                   : 0;
     return c;
 }
 
@@ -82,8 +88,12 @@ static void place(placed_call *p, int rank) {
 
 static void make_call(const placed_call *p, onehop_t *context, int rank, onehop_stream_t stream) {
     const random_call *c = &p->call;
-    CHECK_OK(ranks_all_reduce(context, c->in_place ? p->at : input_of(c, rank), p->at, c->count,
-                              (onehop_dtype)(c->type + 1), c->algorithm, stream));
+    onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
+    call.algorithm = c->algorithm;
+    call.blocks = c->blocks;
+    CHECK_OK(onehop_all_reduce_with(context, c->in_place ? p->at : input_of(c, rank), p->at,
+                                    c->count, (onehop_dtype)(c->type + 1), ONEHOP_SUM, &call,
+                                    stream));
 }
 
 static void compare(const placed_call *p, int rank, size_t number, const char *how) {

@@ -1,8 +1,8 @@
 /* labels: quick
  * Registration of captured memory on the host device: what kind of memory comes to be read directly
  * and what is staged, on all ranks alike; addresses that reach the peers' bytes; replays; rows that
- * are recycled; failures on one rank; nothing left behind. Ranks are processes, threads, and all in
- * one thread. */
+ * are recycled; memory mapped anew at an old address; failures on one rank; nothing left behind. Ranks are processes, threads, and all in
+ * one thread, and processes of two threads. */
 #include "comm/registration.h"
 #include "support/rank_contexts.h"
 
@@ -225,8 +225,11 @@ static void replay(onehop_t *context, const memory *m, onehop_host_graph *graph,
 }
 
 static void kinds(onehop_t *context, int rank, int world, void *argument) {
-    const bool one_process = *(const ranks_layout *)argument == RANKS_AS_THREADS;
+    const ranks_layout layout = *(const ranks_layout *)argument;
+    const bool one_process = layout == RANKS_AS_THREADS, counted = layout == RANKS_AS_PROCESSES;
     memory *m = memory_make();
+    for (int r = 0; r < world && layout == RANKS_IN_PAIRS; r++)
+        CHECK_INT(r / 2 == rank / 2, oh_rendezvous_same_process(context->group, r));
     onehop_stream_t stream;
     CHECK_OK(onehop_host_stream_create(&stream));
     fill_inputs(m, rank, 0);
@@ -247,7 +250,7 @@ static void kinds(onehop_t *context, int rank, int world, void *argument) {
     check_rows(context, first_rows, one_process, 1);
     ranks_barrier(context);
     check_row_outputs(context, m, one_process);
-    if (!one_process) {
+    if (counted) {
         CHECK_INT(fds, count_fds());
         CHECK(count_mappings() > mappings);
     }
@@ -260,10 +263,67 @@ static void kinds(onehop_t *context, int rank, int world, void *argument) {
     CHECK_INT(0, rows_used(context));
     check_row_counts(context, one_process, 1);
     ranks_barrier(context);
-    if (!one_process) CHECK(count_fds() == fds && count_mappings() == mappings);
+    if (counted) CHECK(count_fds() == fds && count_mappings() == mappings);
     ranks_barrier(context);
     onehop_host_stream_destroy(stream);
     memory_free(m);
+}
+
+/* ---- an address that is used again ---------------------------------------------------------------- */
+
+/* Unmapped, and other files mapped there: peers see the new bytes, eager and captured. */
+static void same_address(onehop_t *context, int rank, int world, void *argument) {
+    char *at = mmap(NULL, 2 * STRIDE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    float *in = (float *)at, *out = (float *)(at + STRIDE);
+    onehop_stream_t stream;
+    onehop_stats stats;
+    int fds[2 * STRIDE / PAGE], before = 0, mappings = 0;
+    (void)argument;
+    CHECK(at != MAP_FAILED);
+    CHECK_OK(onehop_host_stream_create(&stream));
+    for (int round = 0; round < 6; round++) {
+        onehop_host_graph *graph;
+        for (size_t i = 0; i < OH_LENGTH(fds); i++) map_page(at + i * PAGE, &fds[i]);
+        for (size_t k = 0; k < COUNT; k++) in[k] = value_of(rank, 0, k, round);
+        CHECK_OK(
+            ranks_all_reduce(context, in, out, COUNT, ONEHOP_FLOAT32, ONEHOP_1SHOT_PULL, stream));
+        CHECK_OK(onehop_synchronize(context, stream));
+        for (int replays = 0; replays < 3; replays++) {
+            if (replays == 1) {
+                CHECK_OK(onehop_capture_begin(context));
+                CHECK_OK(onehop_host_stream_capture_begin(stream));
+                CHECK_OK(ranks_all_reduce(context, in, out, COUNT, ONEHOP_FLOAT32,
+                                          round % 2 ? ONEHOP_1SHOT_PULL : ONEHOP_2SHOT_PULL,
+                                          stream));
+                CHECK_OK(onehop_host_stream_capture_end(stream, &graph));
+                CHECK_OK(onehop_capture_end(context));
+            }
+            if (replays) {
+                memset(out, 0xA5, COUNT * sizeof *out);
+                CHECK_OK(onehop_host_graph_launch(graph, stream));
+                CHECK_OK(onehop_synchronize(context, stream));
+            }
+            for (size_t k = 0; k < COUNT; k++) {
+                float sum = 0;
+                for (int r = 0; r < world; r++) sum += value_of(r, 0, k, round);
+                if (out[k] != sum)
+                    FAIL("rank %d, round %d, element %zu: old bytes", rank, round, k);
+            }
+        }
+        CHECK_OK(onehop_get_stats(context, &stats));
+        CHECK(stats.rows_direct == (uint64_t)round + 1 && stats.rows_staged == 0);
+        onehop_host_graph_destroy(graph);
+        ranks_barrier(context);
+        if (round == 1) before = count_fds(), mappings = count_mappings();
+        if (round == 5) CHECK(count_fds() == before && count_mappings() == mappings);
+        ranks_barrier(context);
+        CHECK(munmap(at, 2 * STRIDE) == 0);
+        CHECK(mmap(at, 2 * STRIDE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+              at);
+        for (size_t i = 0; i < OH_LENGTH(fds); i++) close(fds[i]);
+    }
+    onehop_host_stream_destroy(stream);
+    CHECK(munmap(at, 2 * STRIDE) == 0);
 }
 
 /* ---- all ranks in one thread ----------------------------------------------------------------------- */
@@ -432,6 +492,143 @@ static void stale(bool taken_again) {
         onehop_host_stream_destroy(streams[r]);
         memory_free(m[r]);
     }
+}
+
+/* Graphs that are gone before their capture is registered, on all ranks or on one, and a capture that
+ * ends with its stream: registered as others are, and given back by the next begin. */
+static void gone_early(onehop_t *context, int rank, int world, void *argument) {
+    memory *m = memory_make();
+    onehop_stream_t stream, dropped;
+    onehop_host_graph *graph = NULL;
+    (void)world, (void)argument;
+    CHECK_OK(onehop_host_stream_create(&stream));
+    ranks_barrier(context);
+    const int fds = count_fds(), mappings = count_mappings();
+    ranks_barrier(context);
+    for (int what = 0; what < 9; what++) {
+        const bool early = what % 3 == 0 || (what % 3 == 1 && rank == 1);
+        CHECK_OK(onehop_capture_begin(context));
+        CHECK_INT(0, rows_used(context));
+        if (what % 3 == 2) {
+            CHECK_OK(onehop_host_stream_create(&dropped));
+            CHECK_OK(onehop_host_stream_capture_begin(dropped));
+            for (size_t i = 0; i < CALLS; i++) run_call(context, m, i, dropped);
+            onehop_host_stream_destroy(dropped);
+        } else {
+            graph = record(context, m, stream);
+            if (early) onehop_host_graph_destroy(graph);
+        }
+        CHECK_INT(CALLS, rows_used(context));
+        CHECK_OK(onehop_capture_end(context));
+        if (what % 3 != 2 && !early) onehop_host_graph_destroy(graph);
+        ranks_barrier(context);
+    }
+    CHECK_OK(onehop_capture_begin(context));
+    CHECK_INT(0, rows_used(context));
+    ranks_barrier(context);
+    CHECK(count_fds() == fds && count_mappings() == mappings);
+    ranks_barrier(context);
+    graph = record(context, m, stream);
+    CHECK_OK(onehop_capture_end(context));
+    replay(context, m, graph, stream, 3);
+    ranks_barrier(context);
+    onehop_host_graph_destroy(graph);
+    onehop_host_stream_destroy(stream);
+    memory_free(m);
+}
+
+/* Refused while a stream is captured: no row is taken, nothing is recorded. 1shot_pull in place cannot
+ * read the captured memory, and goes over the workspace unless that is asked for by name. */
+static void refusals(onehop_t *context, int rank, int world, void *argument) {
+    memory *m = memory_make();
+    float *in = slot_of(m, SHARED, 0), *out = slot_of(m, SHARED, 1);
+    onehop_stream_t stream;
+    onehop_host_graph *graph;
+    onehop_stats before, after;
+    onehop_call named = ONEHOP_CONFIG_INIT(onehop_call);
+    (void)argument;
+    named.algorithm = ONEHOP_1SHOT_PULL;
+    named.source = ONEHOP_SOURCE_GRAPH;
+    CHECK_OK(onehop_host_stream_create(&stream));
+    CHECK_OK(onehop_capture_begin(context));
+    CHECK_OK(onehop_host_stream_capture_begin(stream));
+    CHECK_OK(onehop_get_stats(context, &before));
+    for (int a = ONEHOP_1SHOT_PULL; a <= ONEHOP_2SHOT_PULL; a++) {
+        CHECK_RESULT(ONEHOP_ERR_OVERLAP,
+                     ranks_all_reduce(context, in, in + 4, COUNT, ONEHOP_FLOAT32,
+                                      (onehop_algorithm)a, stream));
+        CHECK_RESULT(ONEHOP_ERR_OVERLAP,
+                     ranks_all_reduce(context, in + COUNT - 4, in, COUNT, ONEHOP_FLOAT32,
+                                      (onehop_algorithm)a, stream));
+    }
+    CHECK_RESULT(
+        ONEHOP_ERR_ALGORITHM,
+        onehop_all_reduce_with(context, in, in, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &named, stream));
+    CHECK_CONTAINS("out of place only", onehop_last_error());
+    CHECK_OK(onehop_get_stats(context, &after));
+    CHECK(before.calls == after.calls && after.rows_used == 0);
+    CHECK_OK(ranks_all_reduce(context, in, in, COUNT, ONEHOP_FLOAT32, ONEHOP_1SHOT_PULL, stream));
+    CHECK_INT(0, rows_used(context));
+    CHECK_OK(ranks_all_reduce(context, in, out, COUNT, ONEHOP_FLOAT32, ONEHOP_2SHOT_PULL, stream));
+    CHECK_OK(onehop_host_stream_capture_end(stream, &graph));
+    CHECK_OK(onehop_capture_end(context));
+    for (int round = 0; round < 3; round++) { /* the sum, and W times that */
+        for (size_t k = 0; k < COUNT; k++) in[k] = value_of(rank, 0, k, round);
+        CHECK_OK(onehop_host_graph_launch(graph, stream));
+        CHECK_OK(onehop_synchronize(context, stream));
+        for (size_t k = 0; k < COUNT; k++) {
+            float sum = 0;
+            for (int r = 0; r < world; r++) sum += value_of(r, 0, k, round);
+            CHECK(in[k] == sum && out[k] == (float)world * sum);
+        }
+    }
+    ranks_barrier(context);
+    onehop_host_graph_destroy(graph);
+    onehop_host_stream_destroy(stream);
+    memory_free(m);
+}
+
+/* A line for each rank's capture in which calls are staged, none for others. */
+static void count_line(void *user, onehop_log_level level, const char *line) {
+    *(int *)user += level == ONEHOP_LOG_INFO && strstr(line, "go over the workspace") != NULL;
+}
+
+static void one_line(void) {
+    enum {
+        W = 3
+    };
+    onehop_t *contexts[W];
+    onehop_stream_t streams[W];
+    onehop_host_graph *graphs[W];
+    onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
+    int lines = 0;
+    config.device.kind = ONEHOP_DEVICE_HOST;
+    CHECK(setenv("ONEHOP_LOG", "info", 1) == 0);
+    onehop_set_log(count_line, &lines);
+    CHECK_OK(onehop_create_all(&config, W, NULL, contexts));
+    memory *m = memory_make();
+    for (int r = 0; r < W; r++) CHECK_OK(onehop_host_stream_create(&streams[r]));
+    for (int staged = 0; staged < 2; staged++) {
+        CHECK_OK(onehop_capture_begin_all(contexts, W));
+        for (int r = 0; r < W; r++) {
+            CHECK_OK(onehop_host_stream_capture_begin(streams[r]));
+            for (size_t i = 0; i < 4; i++)
+                CHECK_OK(ranks_all_reduce(contexts[r], slot_of(m, SHARED, 2),
+                                          slot_of(m, staged && i ? CROOKED : SHARED, (size_t)r + 4),
+                                          COUNT, ONEHOP_FLOAT32, ONEHOP_2SHOT_PULL, streams[r]));
+            CHECK_OK(onehop_host_stream_capture_end(streams[r], &graphs[r]));
+        }
+        CHECK_OK(onehop_capture_end_all(contexts, W));
+        CHECK_INT(staged ? W : 0, lines);
+        for (int r = 0; r < W; r++) onehop_host_graph_destroy(graphs[r]);
+    }
+    for (int r = 0; r < W; r++) {
+        onehop_destroy(contexts[r]);
+        onehop_host_stream_destroy(streams[r]);
+    }
+    onehop_set_log(NULL, NULL);
+    CHECK(setenv("ONEHOP_LOG", "error", 1) == 0);
+    memory_free(m);
 }
 
 /* Captures that differ are refused on all ranks; their rows stay empty, and go with the graph. */
@@ -606,6 +803,46 @@ enum {
     MANY_FILES = 40 /* more than go in two rounds of descriptors */
 };
 
+/* A capture after another, each released before the next: what they held is there again. */
+static void thousand_captures(onehop_t *context, int rank, int world, void *argument) {
+    const int captures = HARNESS_SANITIZED ? 100 : 1000;
+    memory *m = memory_make();
+    onehop_stream_t stream;
+    int fds = 0, mappings = 0;
+    (void)argument;
+    CHECK_OK(onehop_host_stream_create(&stream));
+    for (int i = 0; i < captures; i++) {
+        onehop_host_graph *graph;
+        const size_t which = (size_t)i % 4; /* shared, files, heap, files */
+        CHECK_OK(onehop_capture_begin(context));
+        CHECK_INT(0, rows_used(context));
+        if (i == 10) fds = count_fds(), mappings = count_mappings();
+        CHECK_OK(onehop_host_stream_capture_begin(stream));
+        run_call(context, m, which, stream);
+        CHECK_OK(onehop_host_stream_capture_end(stream, &graph));
+        CHECK_OK(onehop_capture_end(context));
+        CHECK_INT(1, rows_used(context));
+        if (i % 16 < 4) {
+            fill_inputs(m, rank, i);
+            CHECK_OK(onehop_host_graph_launch(graph, stream));
+            CHECK_OK(onehop_synchronize(context, stream));
+            const float *out = output_of(m, &batch[which], which, rank);
+            for (size_t k = 0; k < COUNT; k++) {
+                float sum = 0;
+                for (int r = 0; r < world; r++) sum += value_of(r, which, k, i);
+                CHECK(out[k] == sum);
+            }
+        }
+        onehop_host_graph_destroy(graph);
+    }
+    CHECK_OK(onehop_capture_begin(context));
+    CHECK(rows_used(context) == 0 && count_fds() == fds && count_mappings() == mappings);
+    CHECK_OK(onehop_capture_end(context));
+    ranks_barrier(context);
+    onehop_host_stream_destroy(stream);
+    memory_free(m);
+}
+
 static onehop_host_graph *record_many(onehop_t *context, char *const *memories, int files,
                                       onehop_stream_t stream) {
     onehop_host_graph *graph;
@@ -655,6 +892,7 @@ int main(void) {
     watchdog(100);
     CHECK(setenv("ONEHOP_LOG", "error", 1) == 0);
     in_one_thread();
+    one_line();
     stale(false);
     stale(true);
     for (int i = 0; i < 2; i++) {
@@ -663,7 +901,13 @@ int main(void) {
         config.max_rows = 32;
         ranks_run(layouts[i], 2, &config, recycling, &layouts[i]);
         ranks_run(layouts[i], 3, NULL, unequal, NULL);
+        ranks_run(layouts[i], 2, NULL, refusals, NULL);
     }
+    ranks_layout pairs = RANKS_IN_PAIRS;
+    ranks_run(pairs, 4, NULL, kinds, &pairs);
+    ranks_run(RANKS_AS_PROCESSES, 3, NULL, same_address, NULL);
+    ranks_run(RANKS_AS_PROCESSES, 2, NULL, gone_early, NULL);
+    ranks_run(RANKS_AS_PROCESSES, 2, NULL, thousand_captures, NULL);
     ranks_run(RANKS_AS_THREADS, 2, NULL, gaps, NULL);
     ranks_run(RANKS_AS_THREADS, 3, NULL, mapped_by_caller, NULL);
     int starved = RLIMIT_NOFILE;

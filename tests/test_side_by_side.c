@@ -1,6 +1,8 @@
 /* What a group leaves behind, and what it shares with others: two jobs at once, all ranks killed,
- * contexts made and destroyed many times, machines that deny pidfds, ptrace and root. */
+ * contexts made and destroyed many times, machines that deny pidfds, ptrace and root, or claim handles
+ * that they cannot make. */
 #include "fault_kit.h"
+#include "device/device.h"
 #include "rendezvous/opening.h"
 
 #include <errno.h>
@@ -152,27 +154,41 @@ static long resident_kib(void) {
     return pages * (sysconf(_SC_PAGESIZE) / 1024);
 }
 
-/* Made, used and destroyed; by name and on a group that stays. */
+/* Made, used and destroyed, by name and on a group that stays, with captured memory that the peers
+ * map. */
 static void again_and_again(int rank, int world_size, void *argument) {
-    kit_buffers *m = kit_buffers_make();
+    const onehop_device device = {ONEHOP_DEVICE_HOST, 0};
+    kit_buffers *m;
     int fds = 0, maps = 0;
     long memory = 0;
     (void)argument;
-    for (int i = 0; i < 200; i++) {
+    onehop_group_config group_config = ONEHOP_CONFIG_INIT(onehop_group_config);
+    onehop_group *group;
+    const kit_name own = kit_own_name("stays");
+    group_config.rank = rank;
+    group_config.world_size = world_size;
+    group_config.name = own.text;
+    CHECK_OK(onehop_group_open(&group_config, &group));
+    CHECK_OK(onehop_mem_alloc(device, sizeof *m, (void **)&m));
+    for (int i = 0; i < 1000; i++) {
         char name[32];
         snprintf(name, sizeof name, "again %d", i % 3);
-        onehop_t *ctx = kit_open(rank, world_size, name, KIT_PATIENCE_MS);
+        onehop_t *ctx = i % 4 ? kit_open_on(group, KIT_PATIENCE_MS)
+                              : kit_open(rank, world_size, name, KIT_PATIENCE_MS);
         onehop_stream_t stream;
         onehop_host_graph *graph;
-        kit_good_calls(ctx, m, (unsigned)i, 3);
+        const kit_way way = {"captured", 500, i % 2 ? ONEHOP_1SHOT_PULL : ONEHOP_2SHOT_PULL};
+        if (i % 8 == 0) kit_good_calls(ctx, m, (unsigned)i / 8, 3);
         CHECK_OK(onehop_host_stream_create(&stream));
         CHECK_OK(onehop_capture_begin(ctx));
         CHECK_OK(onehop_host_stream_capture_begin(stream));
-        CHECK_OK(kit_run(ctx, &kit_ways[0], m->in, m->out, stream));
+        CHECK_OK(kit_run(ctx, &way, m->in, m->out, stream));
         CHECK_OK(onehop_host_stream_capture_end(stream, &graph));
         CHECK_OK(onehop_capture_end(ctx));
+        kit_fill(m->in, way.count, rank, (unsigned)i);
         CHECK_OK(onehop_host_graph_launch(graph, stream));
         CHECK_OK(onehop_synchronize(ctx, stream));
+        kit_check(m->out, way.count, world_size, (unsigned)i);
         onehop_host_graph_destroy(graph);
         onehop_destroy(ctx);
         onehop_host_stream_destroy(stream);
@@ -188,7 +204,8 @@ static void again_and_again(int rank, int world_size, void *argument) {
         FAIL("%d mappings, %d after the first rounds", mappings(), maps);
     if (!HARNESS_SANITIZED && resident_kib() > memory + 1024)
         FAIL("%ld KiB resident, %ld after the first rounds", resident_kib(), memory);
-    free(m);
+    onehop_mem_free(m);
+    onehop_group_close(group);
 }
 
 /* Failed set-ups leave nothing either. */
@@ -262,12 +279,49 @@ static void in_sandbox(int rank, int world_size, void *argument) {
     _exit(0); /* a leak checker needs ptrace */
 }
 
+/* ---- handles that are claimed and refused ----------------------------------------------------------------- */
+
+static const oh_device_ops *honest;
+static int refused; /* creations of fabric memory */
+
+static onehop_result claim_fabric(oh_device *device, oh_device_info *info_out) {
+    const onehop_result result = honest->info(device, info_out);
+    if (!result) info_out->handle_kinds |= OH_HANDLE_FABRIC;
+    return result;
+}
+
+static onehop_result refuse_fabric(oh_device *device, size_t bytes, uint32_t kinds,
+                                   oh_mem *mem_out) {
+    refused += kinds == OH_HANDLE_FABRIC;
+    return honest->mem_create(device, bytes, kinds, mem_out);
+}
+
+/* On one rank or on all: all ranks take descriptors. */
+static void with_claims(int rank, int world_size, void *argument) {
+    static oh_device_ops claiming;
+    const int who = *(const int *)argument;
+    oh_device *host;
+    CHECK_OK(oh_host_device_open(&host));
+    honest = host->ops;
+    claiming = *honest;
+    claiming.info = claim_fabric;
+    claiming.mem_create = refuse_fabric;
+    if (who < 0 || who == rank) host->ops = &claiming;
+    kit_buffers *m = kit_buffers_make();
+    onehop_t *ctx = kit_open(rank, world_size, "claims", KIT_PATIENCE_MS);
+    kit_good_calls(ctx, m, 0, KIT_WAYS);
+    CHECK_INT(0, refused);
+    onehop_destroy(ctx);
+    free(m);
+}
+
 int main(void) {
     int victim = -1;
     watchdog(110);
     run_ranks(3, in_sandbox, &victim);
     victim = 1;
     run_ranks(3, in_sandbox, &victim);
+    for (int who = -1; who < 3; who++) run_ranks(3, with_claims, &who);
     run_ranks(2, again_and_again, NULL);
     run_ranks(2, failed_set_ups, NULL);
     proof_of_listed();

@@ -14,9 +14,9 @@
 
 #define MOST 65536
 
-static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT,
-                                              ONEHOP_HOST_2SHOT,     ONEHOP_1SHOT_PUSH,
-                                              ONEHOP_1SHOT_PULL,     ONEHOP_2SHOT_PULL};
+static const onehop_algorithm algorithms[] = {
+    ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT, ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH,
+    ONEHOP_1SHOT_PULL,     ONEHOP_2SHOT_PULL, ONEHOP_2SHOT_PUSH};
 #define ALGORITHMS (int)(sizeof algorithms / sizeof *algorithms)
 static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
 
@@ -40,7 +40,7 @@ static void buffers_free(buffers *b) {
 static void special_values(onehop_t *context, int rank, int world, void *argument) {
     buffers b = buffers_make();
     (void)argument;
-    for (size_t call = 0; call < 54; call++) {
+    for (size_t call = 0; call < 9 * ALGORITHMS; call++) {
         const onehop_dtype dtype = dtypes[call % 3];
         const onehop_algorithm algorithm = algorithms[call / 3 % ALGORITHMS];
         const size_t count = call % 2 ? 777 + call : 9000 + call;
@@ -91,7 +91,7 @@ static void odd_float_mode(onehop_t *context, int rank, int world, void *argumen
     buffers b = buffers_make();
     const unsigned usual = _mm_getcsr() & ~0x3fu;
     (void)argument;
-    for (size_t call = 0; call < 36; call++) {
+    for (size_t call = 0; call < 6 * ALGORITHMS; call++) {
         const onehop_dtype dtype = dtypes[call % 3];
         const onehop_algorithm algorithm = algorithms[call / 3 % ALGORITHMS];
         const size_t count = 500 + 700 * (call % 5);

@@ -57,10 +57,16 @@ static inline bool oh_host_begin(oh_host_call *c, const oh_args *a, oh_u32 site)
         oh_fail(a, OH_FAIL_OVERLAP, -1, OH_SITE_ENTRY, c->epoch, 0, 1);
         return false;
     }
-    if (!oh_stopped(a)) return true;
     /* Queued calls of a dead communicator do nothing. */
-    oh_st_release_sys_u32(OH_MEMBER(a->local, oh_local, busy), 0);
-    return false;
+    bool runs = !oh_stopped(a);
+    /* Other algorithms raise no busy: their guard (call.h) and this one meet here. */
+    if (runs &&
+        oh_exchange_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, running), c->epoch) == c->epoch) {
+        oh_fail(a, OH_FAIL_OVERLAP, -1, OH_SITE_ENTRY, c->epoch, c->epoch, 1);
+        runs = false;
+    }
+    if (!runs) oh_st_release_sys_u32(OH_MEMBER(a->local, oh_local, busy), 0);
+    return runs;
 }
 
 static inline void oh_host_end(const oh_host_call *c) {

@@ -1,6 +1,7 @@
 /* Properties, on GPUs (numbers are those of docs/cases.md): a long random sequence of calls is right, bit for
- * bit (C14), and the bytes of a row do not depend on how many rows are reduced with it, across every switch of
- * algorithm and grid. Both compare every output with the scalar reference. */
+ * bit (C14), the bytes of a row do not depend on how many rows are reduced with it, across every switch of
+ * algorithm and grid, and at every bound of the tuning table calls go the way that would_use names (C09, C28). All
+ * compare every output with the scalar reference. */
 /* labels: timeout=150 */
 #include "gpu_batch.h"
 
@@ -103,8 +104,76 @@ static void all_rows(gpu_layout layout, int world, int gpus) {
            gpus > 1 ? "s" : "", *grids, seconds_now() - start);
 }
 
+/* ---- bounds ------------------------------------------------------------------------------------ */
+#define EDGES      120
+#define EDGE_BYTES ((size_t)1 << 20)
+
+/* An element below, at and above each bound up to EDGE_BYTES, in place and out of place. */
+static size_t list_edges(const onehop_t *context, onehop_dtype dtype, gpu_call *calls) {
+    const oh_dispatch *d = &context->comm->dispatch;
+    const size_t size = reference_element_bytes(dtype);
+    size_t n = 0;
+    for (size_t i = 0; i < 2 * d->row_count; i++) {
+        const uint64_t bound = i % 2 ? d->rows[i / 2].above : d->rows[i / 2].up_to;
+        bool known = bound < 4 || bound > EDGE_BYTES || n + 6 > EDGES;
+        for (size_t k = 0; k < n; k += 6) known |= calls[k].count == bound / size - 1;
+        for (size_t k = 0; k < 6 && !known; k++) {
+            calls[n].count = bound / size + k % 3 - 1;
+            calls[n++].in_place = k > 2;
+        }
+    }
+    return n;
+}
+
+static void bounds(gpu_rank *ranks, int here, void *argument) {
+    onehop_t *context = ranks[0].context;
+    gpu_bench bench;
+    (void)argument;
+    CHECK_INT(1, here);
+    gpu_bench_open(&bench, &ranks[0], data, (size_t)16 << 20);
+    for (int round = 0; round < 6; round++) {
+        const onehop_dtype dtype = (onehop_dtype)(1 + round / 2);
+        const gpu_how how = {.what = "bounds", .graph = round % 2};
+        gpu_call calls[EDGES] = {{0}};
+        uint64_t promised[16] = {0};
+        onehop_stats before, after;
+        const size_t n = list_edges(context, dtype, calls);
+        for (size_t i = 0; i < n; i++) {
+            onehop_choice choice;
+            CHECK_OK(onehop_would_use(
+                context, calls[i].count * reference_element_bytes(dtype), dtype, ONEHOP_SUM,
+                how.graph ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER, calls[i].in_place, &choice));
+            promised[choice.algorithm]++;
+        }
+        if (!how.graph) {
+            gpu_data_fill(data, ranks, 1, INPUT_MIXED, 28, dtype, EDGE_BYTES / 2 + 8);
+            gpu_bench_load(&bench);
+        }
+        CHECK_OK(onehop_get_stats(context, &before));
+        gpu_batch(&bench, 1, calls, n, &how);
+        CHECK_OK(onehop_get_stats(context, &after));
+        CHECK(n > 0);
+        for (int a = 0; a < 16; a++)
+            if (after.calls_by[a] - before.calls_by[a] != promised[a])
+                FAIL("bounds, world size %d, %s: %llu calls by %s, %llu promised", ranks[0].world,
+                     onehop_dtype_name(dtype),
+                     (unsigned long long)(after.calls_by[a] - before.calls_by[a]),
+                     onehop_algorithm_name((onehop_algorithm)a), (unsigned long long)promised[a]);
+    }
+    gpu_bench_close(&bench);
+}
+
+static void all_bounds(gpu_layout layout, int world, int gpus) {
+    const gpu_setup setup = {.layout = layout, .world = world, .gpus = gpus};
+    const double start = seconds_now();
+    gpu_run(&setup, bounds, NULL);
+    printf("C28, bounds: world size %d on %d GPU%s, %.1f s\n", world, gpus, gpus > 1 ? "s" : "",
+           seconds_now() - start);
+}
+
 static void in_one_process(void *argument) {
     (void)argument;
+    for (int world = 2; world <= 8; world += 3) all_bounds(GPU_THREADS, world, 1);
     sequence(GPU_THREADS, 2, 1, 20000);
     sequence(GPU_THREADS, 5, 1, 10000);
     for (int world = 2; world <= 8; world++) all_rows(GPU_THREADS, world, 1);
@@ -117,6 +186,7 @@ int main(void) {
     if (gpus > 1) {
         sequence(GPU_PROCESSES, 2, 2, 200000);
         all_rows(GPU_PROCESSES, 2, 2);
+        all_bounds(GPU_PROCESSES, 2, 2);
     }
     return 0;
 }

@@ -1,10 +1,11 @@
 /* Faults that other libraries shipped, on GPUs; numbers are those of docs/cases.md.
- *   C01  one captured call replayed 1000 times with new input, eager calls between
- *   C02  input overwritten and output reused right after the call, one rank slowed
+ *   C01  one captured call of each algorithm replayed 1000 times with new input, eager calls between
+ *   C02  input overwritten and output reused right after the call, eager and replayed, one rank slowed
  *   C03  64 calls of 8 MiB queued, each with a payload of its own
  *   C04  one input 10,000 times under load: one output
  *   C05, C33  values that hurt, types switched from call to call; NaN comes out canonical
  *   C08  each rank in turn comes late to the first call
+ *   C25  20 graphs captured at different times, replayed in any order, on either of two streams
  *   C32  overlap is refused and launches nothing; in place works */
 /* labels: timeout=180 */
 #include "gpu_batch.h"
@@ -12,6 +13,8 @@
 static int gpus_found;
 static gpu_data *three[3]; /* one per type */
 static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
+static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_2SHOT_PUSH,
+                                              ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
 
 #define ROOM ((size_t)128 << 10)
 
@@ -39,6 +42,7 @@ typedef struct relay {
     unsigned char *found;                         /* RELAY_BATCH results */
     unsigned char sums[VARIANTS][RELAY_ROOM];
     size_t done;
+    onehop_algorithm algorithm;
 } relay;
 
 static void relay_open(relay *y, gpu_rank *rank) {
@@ -79,8 +83,10 @@ static unsigned variant_of(size_t call) {
 }
 
 static void relay_call(relay *y) {
-    CHECK_OK(onehop_all_reduce(y->rank->context, y->in, y->out, RELAY_COUNT, ONEHOP_BFLOAT16,
-                               ONEHOP_SUM, y->rank->stream));
+    onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
+    call.algorithm = y->algorithm;
+    CHECK_OK(onehop_all_reduce_with(y->rank->context, y->in, y->out, RELAY_COUNT, ONEHOP_BFLOAT16,
+                                    ONEHOP_SUM, &call, y->rank->stream));
 }
 
 /* One step: input in, a call or a replay, output away; `spoil`: then both buffers become something
@@ -116,20 +122,28 @@ static void relay_check(relay *y, const char *what) {
     gpu_barrier(y->rank);
 }
 
+static void relay_capture(relay *y, gpu_graph *graph) {
+    gpu_capture_begin(&y->rank, 1);
+    relay_call(y);
+    gpu_capture_end(&y->rank, 1, graph);
+}
+
 static void replays_with_new_input(gpu_rank *ranks, int here, void *argument) {
     relay *y = calloc(1, sizeof *y);
-    gpu_graph graph;
     (void)here, (void)argument;
     CHECK(y != NULL);
     relay_open(y, &ranks[0]);
-    gpu_capture_begin(&y->rank, 1);
-    relay_call(y);
-    gpu_capture_end(&y->rank, 1, &graph);
-    while (y->done < 1250) {
-        relay_step(y, y->done % 5 == 3 ? NULL : &graph, false);
-        if (y->done % RELAY_BATCH == 0) relay_check(y, "C01");
+    for (size_t a = 0; a < 4; a++) {
+        gpu_graph graph;
+        const size_t end = y->done + 1250;
+        y->algorithm = algorithms[a];
+        relay_capture(y, &graph);
+        while (y->done < end) {
+            relay_step(y, y->done % 5 == 3 ? NULL : &graph, false);
+            if (y->done % RELAY_BATCH == 0) relay_check(y, "C01");
+        }
+        gpu_graph_free(y->rank, &graph);
     }
-    gpu_graph_free(y->rank, &graph);
     relay_close(y);
     free(y);
 }
@@ -140,12 +154,19 @@ static void buffers_reused_at_once(gpu_rank *ranks, int here, void *argument) {
     (void)here, (void)argument;
     CHECK(y != NULL);
     relay_open(y, &ranks[0]);
-    while (y->done < 600) {
-        const int slow = (int)(random_next(&random) % (uint64_t)ranks[0].world);
-        const unsigned us = (unsigned)(random_next(&random) % 200);
-        if (slow == ranks[0].rank) gpu_spin_later(y->rank, us, y->rank->stream);
-        relay_step(y, NULL, true);
-        if (y->done % RELAY_BATCH == 0) relay_check(y, "C02");
+    for (size_t a = 0; a < 4; a++) {
+        gpu_graph graph;
+        const size_t end = y->done + 600;
+        y->algorithm = algorithms[a];
+        relay_capture(y, &graph);
+        while (y->done < end) {
+            const int slow = (int)(random_next(&random) % (uint64_t)ranks[0].world);
+            const unsigned us = (unsigned)(random_next(&random) % 200);
+            if (slow == ranks[0].rank) gpu_spin_later(y->rank, us, y->rank->stream);
+            relay_step(y, y->done % 2 ? &graph : NULL, true);
+            if (y->done % RELAY_BATCH == 0) relay_check(y, "C02");
+        }
+        gpu_graph_free(y->rank, &graph);
     }
     relay_close(y);
     free(y);
@@ -245,6 +266,7 @@ static void special_values(gpu_rank *ranks, int here, void *argument) {
         calls[i].shift = i % 3 == 2 ? (unsigned)i % 15 + 1 : 0;
         calls[i].first = i * 1600;
         calls[i].in_place = i % 5 == 4;
+        calls[i].algorithm = algorithms[i / 2 % 4];
     }
     for (int t = 0; t < 3; t++)
         gpu_data_fill(three[t], ranks, 1, INPUT_SPECIAL, (uint64_t)t + 5, dtypes[t], ROOM);
@@ -254,10 +276,13 @@ static void special_values(gpu_rank *ranks, int here, void *argument) {
 /* Rank 0 sends every pattern of 16 bits, the others zero, -0 or patterns of their own; fp32: in
  * both halves. */
 static void every_pattern(gpu_rank *ranks, int here, void *argument) {
-    gpu_call calls[2] = {{0}};
+    gpu_call calls[8] = {{0}};
     (void)here, (void)argument;
-    calls[0].count = calls[1].count = 65536;
-    calls[1].in_place = true;
+    for (size_t i = 0; i < 8; i++) {
+        calls[i].count = 65536;
+        calls[i].in_place = i % 2;
+        calls[i].algorithm = algorithms[i / 2];
+    }
     for (uint32_t way = 0; way < 3; way++) {
         gpu_barrier(&ranks[0]);
         for (int t = 0; t < 3; t++) {
@@ -273,7 +298,7 @@ static void every_pattern(gpu_rank *ranks, int here, void *argument) {
             }
             gpu_data_sum(three[t], ranks, 1, dtypes[t], 65536);
         }
-        run_types(&ranks[0], calls, 2, "C05, every 16-bit pattern");
+        run_types(&ranks[0], calls, 8, "C05, every 16-bit pattern");
     }
 }
 
@@ -334,6 +359,47 @@ static void first_call_late(gpu_rank *ranks, int here, void *argument) {
     gpu_batch_once(ranks, here, three[0], INPUT_MIXED, 8, ONEHOP_FLOAT32, calls, 4, &how);
 }
 
+/* ---- C25 ----------------------------------------------------------------------------------------------------------- */
+
+#define GRAPHS 20
+
+static void replay_on(relay *y, const gpu_graph *graph, onehop_stream_t stream) {
+    char text[120];
+    gpu_copy_later(y->rank, y->in, y->variants + variant_of(y->done) * RELAY_ROOM, RELAY_BYTES,
+                   stream);
+    gpu_graph_launch(y->rank, graph, stream);
+    CHECK_OK(onehop_synchronize(y->rank->context, stream));
+    gpu_read(y->rank, y->found, y->out, RELAY_BYTES);
+    snprintf(text, sizeof text, "C25, rank %d of %d, %s", y->rank->rank, y->rank->world,
+             y->algorithm ? onehop_algorithm_name(y->algorithm) : "auto");
+    expect_equal(y->sums[variant_of(y->done)], y->found, RELAY_COUNT, ONEHOP_BFLOAT16, text);
+    y->done++;
+}
+
+/* Each rank chooses its streams for itself. */
+static void graphs_in_any_order(gpu_rank *ranks, int here, void *argument) {
+    relay *y = calloc(GRAPHS, sizeof *y);
+    gpu_graph graphs[GRAPHS];
+    gpu_rank *r = &ranks[0];
+    uint64_t random = 25, own = (uint64_t)r->rank;
+    (void)here, (void)argument;
+    CHECK(y != NULL);
+    for (size_t g = 0; g < GRAPHS; g++) {
+        relay_open(&y[g], r);
+        y[g].algorithm = algorithms[g % 4];
+    }
+    for (size_t i = 0; i < 400; i++) {
+        const size_t captured = i / 5 < GRAPHS ? i / 5 + 1 : GRAPHS;
+        if (i % 5 == 0 && i / 5 < GRAPHS) relay_capture(&y[i / 5], &graphs[i / 5]);
+        const size_t g = random_next(&random) % captured;
+        replay_on(&y[g], &graphs[g], random_next(&own) % 2 ? r->second : r->stream);
+    }
+    gpu_barrier(r);
+    for (size_t g = 0; g < GRAPHS; g++) gpu_graph_free(r, &graphs[g]);
+    for (size_t g = 0; g < GRAPHS; g++) relay_close(&y[g]);
+    free(y);
+}
+
 /* ---- C32 ----------------------------------------------------------------------------------------------------------- */
 
 static void overlap_refused(gpu_rank *ranks, int here, void *argument) {
@@ -370,6 +436,7 @@ static void in_one_process(void *argument) {
     with("C33, threads", GPU_THREADS, 2, 1, known_sums);
     with("C04, threads", GPU_THREADS, 2, 1, same_again);
     with("C32, threads", GPU_THREADS, 2, 1, overlap_refused);
+    with("C25, threads", GPU_THREADS, 3, 1, graphs_in_any_order);
     for (late_rank = 0; late_rank < 3; late_rank++)
         with("C08, threads", GPU_THREADS, 3, 1, first_call_late);
     if (gpus_found > 1) {
@@ -392,6 +459,7 @@ int main(void) {
         with("C04, process per GPU", GPU_PROCESSES, 2, 2, same_again);
         with("C05, special values, process per GPU", GPU_PROCESSES, 2, 2, special_values);
         with("C33, process per GPU", GPU_PROCESSES, 2, 2, known_sums);
+        with("C25, process per GPU", GPU_PROCESSES, 2, 2, graphs_in_any_order);
         for (late_rank = 0; late_rank < 2; late_rank++)
             with("C08, process per GPU", GPU_PROCESSES, 2, 2, first_call_late);
     }

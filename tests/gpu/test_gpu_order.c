@@ -4,7 +4,8 @@
  *   C15  counters at 2^31 - 5 and 2^32 - 5, three grids
  *   C29  many chunks, the last one short, one rank held back, the next call at once
  *   C30  any grid after any grid
- *   C31  a kernel with programmatic dependent launch fills the GPU after each call, two ranks on a GPU */
+ *   C31  a kernel with programmatic dependent launch fills the GPU after each call, two ranks on a GPU
+ * All but the replays that overlap by all algorithms in turn. */
 /* labels: timeout=180 */
 #include "gpu_batch.h"
 
@@ -15,6 +16,12 @@ static gpu_data *data;
 #define SLOT 16384
 
 static onehop_config config_here;
+
+static onehop_algorithm turn(size_t i) {
+    static const onehop_algorithm turns[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_2SHOT_PUSH,
+                                             ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
+    return turns[i % 4];
+}
 
 static void with(const char *what, gpu_layout layout, int world, int gpus, uint32_t max_blocks,
                  gpu_fn fn) {
@@ -41,6 +48,7 @@ static void two_streams(gpu_rank *ranks, int here, void *argument) {
         calls[i].count = 1 + random_next(&random) % 9000;
         calls[i].first = i * 8;
         calls[i].second = random_next(&random) % 2;
+        calls[i].algorithm = turn(i);
         calls[i].slow_rank = (int)(random_next(&random) % (uint64_t)ranks[0].world);
         calls[i].slow_us = i % 4 == 0 ? (unsigned)(random_next(&random) % 60) : 0;
     }
@@ -175,6 +183,7 @@ static void counters_wrap(gpu_rank *ranks, int here, void *argument) {
         calls[i].blocks = preset_blocks;
         calls[i].threads = i % 2 ? 64 : 256;
         calls[i].in_place = i % 3 == 0;
+        calls[i].algorithm = turn(i + i / 4);
     }
     for (int mode = 0; mode < 2; mode++) {
         for (int i = 0; i < here; i++) preset_epochs(&ranks[i], preset_first);
@@ -214,6 +223,7 @@ static void many_chunks(gpu_rank *ranks, int here, void *argument) {
         calls[i].shift = i % 5 == 0 ? (unsigned)(1 + random_next(&random) % 15) : 0;
         calls[i].in_place = i % 3 == 0;
         calls[i].blocks = i % 4 == 1 ? (uint32_t)(2 + random_next(&random) % 11) : 0;
+        calls[i].algorithm = turn(i + i / 4);
         calls[i].slow_rank = (int)(random_next(&random) % (uint64_t)ranks[0].world);
         calls[i].slow_us = i % 2 ? (unsigned)(random_next(&random) % 100) : 0;
     }
@@ -237,6 +247,7 @@ static void any_grid(gpu_rank *ranks, int here, void *argument) {
         calls[i].in_place = random_next(&random) % 2;
         calls[i].blocks = grids[random_next(&random) % 5];
         calls[i].threads = threads[random_next(&random) % 5];
+        calls[i].algorithm = turn(random_next(&random));
     }
     for (int round = 0; round < 6; round++) {
         gpu_batch_once(ranks, here, data, INPUT_MIXED, 300 + (uint64_t)round, ONEHOP_FLOAT16, calls,
@@ -254,6 +265,7 @@ static void full_gpu_behind(gpu_rank *ranks, int here, void *argument) {
         calls[i].count = 1 + random_next(&random) % (i % 10 == 0 ? 60000 : 6000);
         calls[i].first = random_next(&random) % 1000 * 8;
         calls[i].in_place = i % 4 == 0;
+        calls[i].algorithm = turn(i + i / 4);
         calls[i].slow_rank = (int)(random_next(&random) % (uint64_t)ranks[0].world);
         calls[i].slow_us = i % 5 == 0 ? 30 : 0;
     }

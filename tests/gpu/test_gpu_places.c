@@ -1,8 +1,15 @@
 /* C17: where ranks live. GPUs renumbered by CUDA_VISIBLE_DEVICES, one GPU visible per process,
  * different views in different processes, two processes with two threads each, a thread per GPU;
- * two groups that differ only in name. */
+ * two groups that differ only in name. C20: processes to which pidfds and each other's memory are
+ * denied. */
 /* labels: timeout=120 */
 #include "gpu_batch.h"
+
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/syscall.h>
 
 static gpu_data *data, *data_of_groups[2];
 
@@ -14,6 +21,7 @@ typedef struct place {
         *visible[2]; /* of each process, as indices into what is visible now; NULL: as it is */
     int ordinals[4];
     int world, threads; /* per process */
+    bool denied;
     const char *name;
     gpu_data *data;
 } place;
@@ -69,12 +77,30 @@ static void *rank_of_process(void *argument) {
     return NULL;
 }
 
+static void deny_calls(void) {
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 434 /* pidfd_open */, 5, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 438 /* pidfd_getfd */, 4, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ptrace, 3, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 2, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_writev, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    CHECK_INT(0, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    CHECK_INT(0, prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+    CHECK(syscall(434, getpid(), 0) < 0 && errno == EPERM);
+}
+
 static void process(int number, int processes, void *argument) {
     const place *p = argument;
     pthread_t threads[4];
     seat seats[4];
     (void)processes;
     if (p->visible[number]) show_only(p->visible[number]);
+    if (p->denied) deny_calls();
     for (int t = 0; t < p->threads; t++) {
         seats[t] = (seat){p, number * p->threads + t};
         if (pthread_create(&threads[t], NULL, rank_of_process, &seats[t]))
@@ -90,7 +116,7 @@ static void run(place p) {
     p.name = name;
     p.data = data;
     run_ranks(p.world / p.threads, process, &p);
-    printf("C17, %s: %.1f s\n", p.what, seconds_now() - start);
+    printf("%s, %s: %.1f s\n", p.denied ? "C20" : "C17", p.what, seconds_now() - start);
 }
 
 /* Two groups at once over the same two GPUs would be time-sliced between processes; so each is on a
@@ -152,6 +178,9 @@ int main(void) {
                 .ordinals = {0, 0, 1, 1},
                 .world = 4,
                 .threads = 2});
+
+    run((place){
+        .what = "pidfds denied", .ordinals = {0, 1}, .world = 2, .threads = 1, .denied = true});
 
     place apart = {.what = "thread per GPU, by name",
                    .ordinals = {0, 1},

@@ -47,6 +47,22 @@ static void rank_main(int rank, int world_size, void *argument) {
     onehop_destroy(context);
 }
 
+typedef struct pair {
+    int first, world_size;
+    void *argument;
+} pair;
+
+static void thread_of_pair(int thread, int threads, void *argument) {
+    const pair *p = argument;
+    (void)threads;
+    rank_main(p->first + thread, p->world_size, p->argument);
+}
+
+static void pair_main(int process, int processes, void *argument) {
+    pair p = {2 * process, 2 * processes, argument};
+    run_threads(2, thread_of_pair, &p);
+}
+
 void ranks_run(ranks_layout layout, int world_size, const onehop_config *base, ranks_fn fn,
                void *argument) {
     static unsigned number;
@@ -57,10 +73,13 @@ void ranks_run(ranks_layout layout, int world_size, const onehop_config *base, r
     s.config.struct_size = sizeof s.config;
     s.config.device.kind = ONEHOP_DEVICE_HOST;
     if (!s.config.timeout_ms) s.config.timeout_ms = 60000;
-    if (layout == RANKS_AS_PROCESSES) {
+    if (layout != RANKS_AS_THREADS) {
         snprintf(name, sizeof name, "onehop-test-%ld-%u", (long)getpid(), number++);
         s.config.name = name;
-        run_ranks(world_size, rank_main, &s);
+        if (layout == RANKS_AS_PROCESSES)
+            run_ranks(world_size, rank_main, &s);
+        else
+            run_ranks(world_size / 2, pair_main, &s);
         return;
     }
     CHECK_OK(onehop_group_open_local(world_size, groups));

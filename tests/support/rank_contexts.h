@@ -7,7 +7,8 @@
 
 typedef enum ranks_layout {
     RANKS_AS_THREADS,
-    RANKS_AS_PROCESSES
+    RANKS_AS_PROCESSES,
+    RANKS_IN_PAIRS /* processes of two threads each; an even world size */
 } ranks_layout;
 
 typedef void (*ranks_fn)(onehop_t *context, int rank, int world_size, void *argument);
