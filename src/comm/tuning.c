@@ -172,7 +172,8 @@ static onehop_result read_row(const reader *r, char words[][WORD], oh_tuning_row
          "gather_flags, gather_push, for GPUs nccl, for the host host_1shot, "
          "host_2shot, host_scatter and host_gather"},
         {read_source, "a source: workspace, graph or multicast for pull algorithms, - for others"},
-        {read_blocks, "blocks: 2..1024 or max; 1 for algorithms of the host, - for nccl"},
+        {read_blocks, "blocks: 2..1024 or max; 1 for host_1shot and host_2shot, host_scatter and "
+                      "host_gather, - for nccl"},
         {read_threads, "threads: a multiple of 32 to 1024 or max; 1 on the host, - for nccl"},
     };
     memset(row, 0, sizeof *row);
