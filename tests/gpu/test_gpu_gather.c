@@ -247,7 +247,7 @@ static void short_parts(gpu_rank *ranks, int here, void *argument) {
             calls[n] = call_of(n + 3 * (size_t)graph, count * 16, 1024), n++;
         }
         for (size_t count = 97; count < 1200; count += 61)
-            for (size_t i = 0; i < 6; i++) calls[n] = call_of(n + i, count, 1024), n++;
+            for (size_t i = 0; i < 4; i++) calls[n] = call_of(n + i, count, 1024), n++;
         run_calls(benches, here, calls, n, graph, "short parts");
         gpu_expect_idle(ranks, here);
     }
@@ -268,7 +268,7 @@ static void chunks(gpu_rank *ranks, int here, void *argument) {
     for (int graph = 0; graph < 2; graph++) {
         size_t n = 0;
         for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
-            for (size_t j = 0; j < 6; j++)
+            for (size_t j = 0; j < 3; j++)
                 calls[n] = call_of(n + j + (size_t)graph, counts[i], 1024), n++;
         run_calls(benches, here, calls, n, graph, "chunks");
         gpu_expect_idle(ranks, here);
@@ -280,15 +280,15 @@ static void chunks(gpu_rank *ranks, int here, void *argument) {
 /* In the planes that a context has by itself: one piece, and chunks of gather_push. */
 static void long_parts(gpu_rank *ranks, int here, void *argument) {
     bench *benches = calloc(ONEHOP_MAX_RANKS, sizeof *benches);
-    const size_t most = ((size_t)6 << 20) / (size_t)ranks[0].world / 4;
-    parts_call calls[12];
+    const size_t most = ((size_t)4 << 20) / (size_t)ranks[0].world / 4;
+    parts_call calls[7];
     (void)argument;
     CHECK(benches != NULL);
     open_benches(benches, ranks, here);
     for (int graph = 0; graph < 2; graph++) {
-        for (size_t n = 0; n < 12; n++)
+        for (size_t n = 0; n < 7; n++)
             calls[n] = call_of(n, n % 3 ? most / (n + 1) + n : most / 4 * 4, 16384);
-        run_calls(benches, here, calls, 12, graph, "long parts");
+        run_calls(benches, here, calls, 7, graph, "long parts");
         gpu_expect_idle(ranks, here);
     }
     close_benches(benches, here);
