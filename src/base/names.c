@@ -53,6 +53,20 @@ const char *onehop_collective_name(onehop_collective collective) {
     }
 }
 
+onehop_collective oh_collective_of(onehop_algorithm a) {
+    switch ((int)a) {
+    case ONEHOP_SCATTER_PUSH:
+    case ONEHOP_HOST_SCATTER:
+        return ONEHOP_REDUCE_SCATTER;
+    case ONEHOP_GATHER_FLAGS:
+    case ONEHOP_GATHER_PUSH:
+    case ONEHOP_HOST_GATHER:
+        return ONEHOP_ALL_GATHER;
+    default:
+        return ONEHOP_ALL_REDUCE;
+    }
+}
+
 const char *onehop_source_name(onehop_source source) {
     switch ((int)source) {
     case ONEHOP_SOURCE_NONE:

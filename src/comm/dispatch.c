@@ -24,20 +24,6 @@ static bool is_push(onehop_algorithm a) {
     return a == ONEHOP_1SHOT_PUSH || a == ONEHOP_2SHOT_PUSH;
 }
 
-static onehop_collective collective_of(onehop_algorithm a) {
-    switch ((int)a) {
-    case ONEHOP_SCATTER_PUSH:
-    case ONEHOP_HOST_SCATTER:
-        return ONEHOP_REDUCE_SCATTER;
-    case ONEHOP_GATHER_FLAGS:
-    case ONEHOP_GATHER_PUSH:
-    case ONEHOP_HOST_GATHER:
-        return ONEHOP_ALL_GATHER;
-    default:
-        return ONEHOP_ALL_REDUCE;
-    }
-}
-
 /* ---- rows ----------------------------------------------------------------------------------- */
 
 static int kernel_for(const oh_dispatch *d, unsigned algorithm, unsigned source, int dtype) {
@@ -63,7 +49,7 @@ static bool group_can_use(const oh_dispatch *d, const oh_dispatch_group *group,
 }
 
 static bool row_fits(const oh_tuning_row *row, const oh_question *q) {
-    if (collective_of(row->algorithm) != q->collective) return false;
+    if (oh_collective_of(row->algorithm) != q->collective) return false;
     return row->modes >> q->mode & 1 && q->bytes > row->above && q->bytes <= row->up_to;
 }
 
@@ -338,7 +324,7 @@ onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_
         return result;
     }
     plan.choice.algorithm = forced;
-    if (forced != ONEHOP_ALGORITHM_AUTO && collective_of(forced) != q->collective)
+    if (forced != ONEHOP_ALGORITHM_AUTO && oh_collective_of(forced) != q->collective)
         return oh_error(ONEHOP_ERR_ALGORITHM, "%s (%d) does not serve %s",
                         onehop_algorithm_name(forced), (int)forced,
                         onehop_collective_name(q->collective));
