@@ -500,7 +500,8 @@ typedef struct onehop_config {
      * about speed and memory (onehop_stats tells both). push_bytes and pull_bytes, see
      * onehop_layout_config, are taken as they are or refused. One that is 0 is, on CUDA, the longest
      * message that the tuning table sends by push or by pull, up to max_bytes or, without it, 16 MiB
-     * and all push slots together 64 MiB; on the host the layout's default, for push max_bytes.
+     * and all push slots together 64 MiB, and pull_bytes 16 MiB at least, which all-gathers of long
+     * parts fill (1 MiB where max_bytes is less); on the host the layout's default, for push max_bytes.
      * max_bytes: the longest message that should go in one piece; at most 128 MiB. */
     size_t max_bytes;
     size_t push_bytes;
