@@ -163,7 +163,24 @@ typedef enum onehop_algorithm {
     ONEHOP_HOST_1SHOT = 6, /* host device: publish once, every rank reduces all */
     ONEHOP_HOST_2SHOT = 7, /* host device: publish, reduce own shard, gather the shards */
     ONEHOP_LOCAL_COPY = 8, /* world size 1: the output is a copy of the input's bits */
+    /* reduce-scatter: shard d is stored to rank d; readiness is in the data */
+    ONEHOP_SCATTER_PUSH = 9,
+    /* all-gather: stored to every peer as words of 4 bytes of data and the number of the call */
+    ONEHOP_GATHER_FLAGS = 10,
+    /* all-gather: plain stores to every peer, one flag for each block and chunk */
+    ONEHOP_GATHER_PUSH = 11,
+    ONEHOP_HOST_SCATTER =
+        12,                  /* reduce-scatter, host device: publish, reduce the own shard of all */
+    ONEHOP_HOST_GATHER = 13, /* all-gather, host device: publish, copy from all */
 } onehop_algorithm;
+
+/* What ranks do together. Each algorithm serves one of these; SCATTER ones reduce-scatter, GATHER ones
+ * all-gather, LOCAL_COPY all, the others all-reduce. */
+typedef enum onehop_collective {
+    ONEHOP_ALL_REDUCE = 0,
+    ONEHOP_REDUCE_SCATTER = 1,
+    ONEHOP_ALL_GATHER = 2,
+} onehop_collective;
 
 /* Where a pull algorithm reads. Push algorithms have none. MULTICAST: the switch between the GPUs
  * adds, in fp32 with one rounding, in an order of its own: bits may differ from those of all other
@@ -202,6 +219,7 @@ template <class T> inline T onehop_config_init_() {
 /* "1shot_push" and so on for an algorithm, "graph" for a source, "bfloat16" for a type, "sum" for a
  * reduction; "unknown" for any other value. Static strings. Since 0.1. */
 ONEHOP_API const char *onehop_algorithm_name(onehop_algorithm algorithm);
+ONEHOP_API const char *onehop_collective_name(onehop_collective collective);
 ONEHOP_API const char *onehop_source_name(onehop_source source);
 ONEHOP_API const char *onehop_dtype_name(onehop_dtype dtype);
 ONEHOP_API const char *onehop_op_name(onehop_op op);
@@ -443,6 +461,15 @@ ONEHOP_API onehop_result onehop_comm_all_reduce(onehop_comm *comm, const void *i
                                                 size_t count, onehop_dtype dtype, onehop_op op,
                                                 const onehop_call *call, onehop_stream_t stream);
 
+/* As onehop_reduce_scatter and onehop_all_gather (call may be NULL), on a communicator. */
+ONEHOP_API onehop_result onehop_comm_reduce_scatter(onehop_comm *comm, const void *in, void *out,
+                                                    size_t count, onehop_dtype dtype, onehop_op op,
+                                                    const onehop_call *call,
+                                                    onehop_stream_t stream);
+ONEHOP_API onehop_result onehop_comm_all_gather(onehop_comm *comm, const void *in, void *out,
+                                                size_t bytes, const onehop_call *call,
+                                                onehop_stream_t stream);
+
 /* Rows: the table of captured inputs, this rank's own. A row holds every rank's input and output
  * address, as seen by this rank's device; a captured pull call over source GRAPH holds only its
  * row's number. `take` reserves a row; calls may name it from then on, and run once it is filled: a
@@ -473,7 +500,8 @@ typedef struct onehop_config {
      * about speed and memory (onehop_stats tells both). push_bytes and pull_bytes, see
      * onehop_layout_config, are taken as they are or refused. One that is 0 is, on CUDA, the longest
      * message that the tuning table sends by push or by pull, up to max_bytes or, without it, 16 MiB
-     * and all push slots together 64 MiB; on the host the layout's default, for push max_bytes.
+     * and all push slots together 64 MiB, and pull_bytes 16 MiB at least, which all-gathers of long
+     * parts fill (1 MiB where max_bytes is less); on the host the layout's default, for push max_bytes.
      * max_bytes: the longest message that should go in one piece; at most 128 MiB. */
     size_t max_bytes;
     size_t push_bytes;
@@ -534,6 +562,32 @@ ONEHOP_API onehop_result onehop_all_reduce_with(onehop_t *context, const void *i
                                                 size_t count, onehop_dtype dtype, onehop_op op,
                                                 const onehop_call *call, onehop_stream_t stream);
 
+/* out[i] = sum over ranks of in[rank * count + i], i < count, of the calling rank's `rank`: each rank gets
+ * its shard of what onehop_all_reduce would give all, bit for bit. `in` holds world_size * count elements,
+ * `out` count; `out` is in + rank * count (in place, as NCCL has it; all other elements of `in` stay as
+ * they are) or disjoint from all of `in`. Ranks may differ in that. In all else as onehop_all_reduce: count 0,
+ * order, capture (over the communicator's own memory; nothing is registered), errors. Fastest where in, out and
+ * the bytes of a shard are multiples of 16. Since 0.1. */
+ONEHOP_API onehop_result onehop_reduce_scatter(onehop_t *context, const void *in, void *out,
+                                               size_t count, onehop_dtype dtype, onehop_op op,
+                                               onehop_stream_t stream);
+
+/* out[r * bytes + i] = byte i of rank r's `in`, i < bytes, on every rank: bits are moved, of any type and
+ * pattern. `in` holds `bytes` bytes, `out` world_size * bytes, at any address; `in` is out + rank * bytes (in
+ * place, as NCCL has it) or disjoint from all of `out`. Ranks may differ in that. All else as
+ * onehop_reduce_scatter; no DTYPE, OP, ALIGNMENT. Since 0.1. */
+ONEHOP_API onehop_result onehop_all_gather(onehop_t *context, const void *in, void *out,
+                                           size_t bytes, onehop_stream_t stream);
+
+/* The same with the algorithm or grid named by the caller, as onehop_all_reduce_with. Since 0.1. */
+ONEHOP_API onehop_result onehop_reduce_scatter_with(onehop_t *context, const void *in, void *out,
+                                                    size_t count, onehop_dtype dtype, onehop_op op,
+                                                    const onehop_call *call,
+                                                    onehop_stream_t stream);
+ONEHOP_API onehop_result onehop_all_gather_with(onehop_t *context, const void *in, void *out,
+                                                size_t bytes, const onehop_call *call,
+                                                onehop_stream_t stream);
+
 typedef struct onehop_choice {
     onehop_algorithm algorithm;
     onehop_source source;
@@ -552,6 +606,12 @@ typedef struct onehop_choice {
 ONEHOP_API onehop_result onehop_would_use(const onehop_t *context, size_t bytes, onehop_dtype dtype,
                                           onehop_op op, onehop_mode mode, int in_place,
                                           onehop_choice *choice_out);
+
+/* The same of any collective. `bytes` are those of one rank's part: of `out` of onehop_reduce_scatter, of
+ * `in` of onehop_all_gather, which reads no dtype. Since 0.1. */
+ONEHOP_API onehop_result onehop_would_use_for(const onehop_t *context, onehop_collective collective,
+                                              size_t bytes, onehop_dtype dtype, onehop_mode mode,
+                                              onehop_choice *choice_out);
 
 /* Capture. Between begin and end, calls whose stream is really being captured register their
  * pointers; end is collective, compares the captured calls of all ranks, exchanges handles and
@@ -619,7 +679,7 @@ ONEHOP_API onehop_result onehop_set_timeout(onehop_t *context, uint32_t timeout_
 
 typedef struct onehop_stats {
     uint64_t calls;           /* accepted, captured ones counted once */
-    uint64_t bytes;           /* sum of their message sizes */
+    uint64_t bytes;           /* sum of their message sizes; of a collective in parts, one part */
     uint64_t calls_by[16];    /* by onehop_algorithm */
     uint64_t symmetric_bytes; /* memory of this rank */
     uint64_t local_bytes;

@@ -114,7 +114,8 @@ class Flags(unittest.TestCase):
             (["-n", "many"], ["-n", "many"]),
             (["-c", "2"], ["-c", "2"]),
             (["-d", "int8"], ["-d", "int8", "bfloat16"]),
-            (["-o", "max"], ["-o", "max", "sum"]),
+            (["-o", "max"], ["-o", "max", "sum", "reduce_scatter", "all_gather"]),
+            (["--device", "host", "-g", "3", "-o", "all_gather", "-b", "8"], ["-b", "each rank", "12 bytes"]),
             (["--device", "tpu"], ["--device", "tpu"]),
             (["--layout=ring"], ["--layout", "ring"]),
             (["--source", "disk"], ["--source", "disk", "multicast"]),
@@ -223,6 +224,20 @@ class Perf(unittest.TestCase):
             self.assertEqual((line[8], line[15]), ("0", "0"))
             self.assertGreater(float(line[5]), 0)
             self.assertLessEqual(float(line[9]), float(line[10]))
+
+    def test_collectives_in_parts(self):
+        for name, redop, layout in (("reduce_scatter", "sum", "process"), ("all_gather", "none", "thread"),
+                                    ("reduce_scatter", "sum", "single"), ("all_gather", "none", "single")):
+            with self.subTest(name=name, layout=layout):
+                table = self.good("--device", "host", "-g", "3", "-o", name, "--layout", layout, "-b", "100",
+                                  "-e", "300K", "-f", "50", "-d", "bfloat16", "-n", "20")
+                self.assertIn(f"Collective test concluded: {name}", table)
+                lines = rows(table)
+                self.assertEqual([line[0] for line in lines], ["96", "4998", "249996"])
+                for line in lines:
+                    self.assertEqual(line[2:5], ["bfloat16", redop, "-1"])
+                    self.assertEqual((line[8], line[15]), ("0", "0"))
+                    self.assertTrue(line[-1].startswith("host_"))
 
     def test_layouts_and_types(self):
         for layout in ("process", "thread", "single"):
@@ -393,7 +408,8 @@ class Check(unittest.TestCase):
         ok = [cell for cell in cells if cell["state"] == "ok"]
         self.assertEqual({cell["type"] for cell in ok}, {"float32", "float16", "bfloat16"})
         self.assertEqual({cell["mode"] for cell in ok}, {"eager", "graph"})
-        for name in "auto", "1shot_push", "1shot_pull", "2shot_pull", "host_1shot", "host_2shot":
+        for name in ("auto", "1shot_push", "1shot_pull", "2shot_pull", "host_1shot", "host_2shot", "scatter_push",
+                     "gather_flags", "gather_push", "host_scatter", "host_gather"):
             self.assertIn(name, {cell["algorithm"] for cell in ok})
         for cell in cells:
             self.assertEqual(cell["ranks"], 3)

@@ -157,6 +157,15 @@ static void check_plan(const oh_dispatch *d, const oh_question *q) {
     CHECK(plan.chunk_bytes > 0 && plan.chunk_bytes <= UINT32_MAX);
     CHECK(c->chunks == (q->bytes + plan.chunk_bytes - 1) / plan.chunk_bytes);
     CHECK(c->blocks >= 1 && c->blocks <= d->planes.max_blocks);
+    /* What lies in the planes at a time fits there. */
+    if (c->algorithm == ONEHOP_GATHER_FLAGS)
+        CHECK(c->chunks == 1 && 2 * q->bytes <= d->planes.flag_bytes);
+    if (c->algorithm == ONEHOP_GATHER_PUSH)
+        CHECK((size_t)d->world * 4 * plan.chunk_bytes <= d->planes.pull_bytes);
+    if (c->algorithm == ONEHOP_HOST_GATHER || c->algorithm == ONEHOP_HOST_SCATTER)
+        CHECK((c->algorithm == ONEHOP_HOST_SCATTER ? (size_t)d->world : 1) *
+                  (c->chunks == 1 ? 1 : 4) * plan.chunk_bytes <=
+              d->planes.pull_bytes);
     CHECK(c->threads >= 1 && c->threads <= kernels[plan.kernel].max_threads);
     if (d->kind == ONEHOP_DEVICE_CUDA) CHECK(c->blocks >= 2 && c->threads % 32 == 0);
     if (d->kind == ONEHOP_DEVICE_HOST) CHECK(c->threads == 1);
@@ -175,9 +184,18 @@ static void check_sizes(const oh_dispatch *d) {
             for (int how = 0; how < 12; how++) {
                 const size_t size = onehop_dtype_bytes((onehop_dtype)type);
                 const size_t bytes = ((size_t)1 << power) + (size_t)(how % 3 - 1) * size;
-                const oh_question q = {bytes, (onehop_dtype)type, (onehop_mode)(how / 3 % 2),
-                                       how >= 6, NULL};
+                oh_question q = {bytes, (onehop_dtype)type, (onehop_mode)(how / 3 % 2), how >= 6,
+                                 NULL,  ONEHOP_ALL_REDUCE};
                 if (bytes > 0 && bytes % size == 0 && bytes <= (size_t)1 << 40) check_plan(d, &q);
+                if (!bytes || bytes % size || bytes > ((size_t)1 << 40) / (size_t)d->world)
+                    continue;
+                q.in_place = false;
+                q.collective = ONEHOP_REDUCE_SCATTER;
+                check_plan(d, &q);
+                q.collective = ONEHOP_ALL_GATHER;
+                q.dtype = 0;
+                q.bytes += (size_t)(how % 2);
+                check_plan(d, &q);
             }
 }
 
@@ -211,7 +229,7 @@ static void total(void) {
 
 static oh_plan choose(const oh_dispatch *d, size_t bytes, onehop_mode mode, bool in_place,
                       const onehop_call *call) {
-    const oh_question q = {bytes, ONEHOP_BFLOAT16, mode, in_place, call};
+    const oh_question q = {bytes, ONEHOP_BFLOAT16, mode, in_place, call, ONEHOP_ALL_REDUCE};
     oh_plan plan;
     CHECK_OK(oh_dispatch_choose(d, &q, &plan));
     return plan;
@@ -268,7 +286,8 @@ static void passed_over(void) {
     EXPECT(built ? "2shot_push" : "1shot_push", 50, EAGER, false);
     /* A table that lacks something: found, not guessed. */
     init_text(&d, CUDA "2 any 1K 1shot_push - 3 64\n", 90, 2, false);
-    const oh_question q = {1026, ONEHOP_BFLOAT16, ONEHOP_MODE_EAGER, false, NULL};
+    const oh_question q = {1026, ONEHOP_BFLOAT16,  ONEHOP_MODE_EAGER, false,
+                           NULL, ONEHOP_ALL_REDUCE};
     oh_plan plan;
     CHECK_RESULT(ONEHOP_ERR_INTERNAL, oh_dispatch_choose(&d, &q, &plan));
 }
@@ -303,7 +322,7 @@ static void windows_of_multicast(void) {
     CHECK_INT(oh_kernel_find_multicast(ONEHOP_2SHOT_PULL, ONEHOP_BFLOAT16), plan.kernel);
     init_text(&d, text, 90, 2, false);
     CHECK_INT(1, d.row_count);
-    const oh_question q = {64, ONEHOP_BFLOAT16, ONEHOP_MODE_EAGER, false, &call};
+    const oh_question q = {64, ONEHOP_BFLOAT16, ONEHOP_MODE_EAGER, false, &call, ONEHOP_ALL_REDUCE};
     CHECK_RESULT(ONEHOP_ERR_ALGORITHM, oh_dispatch_choose(&d, &q, &plan));
 }
 
@@ -349,7 +368,7 @@ static void grids(void) {
     plan = choose(&d, 64, ONEHOP_MODE_EAGER, false, &call);
     expect_grid(&plan, 0, 0);
     call.blocks = 3;
-    const oh_question q = {64, ONEHOP_BFLOAT16, ONEHOP_MODE_EAGER, false, &call};
+    const oh_question q = {64, ONEHOP_BFLOAT16, ONEHOP_MODE_EAGER, false, &call, ONEHOP_ALL_REDUCE};
     CHECK_RESULT(ONEHOP_ERR_ALGORITHM, oh_dispatch_choose(&d, &q, &plan));
     /* What was measured stays. */
     static const struct {

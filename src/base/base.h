@@ -123,4 +123,7 @@ static inline size_t oh_round_down(size_t value, size_t unit) {
     return value / unit * unit;
 }
 
+/* What an algorithm serves; that of LOCAL_COPY, which serves all, is not told. */
+onehop_collective oh_collective_of(onehop_algorithm algorithm);
+
 #endif

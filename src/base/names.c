@@ -25,8 +25,45 @@ const char *onehop_algorithm_name(onehop_algorithm algorithm) {
         return "host_2shot";
     case ONEHOP_LOCAL_COPY:
         return "local_copy";
+    case ONEHOP_SCATTER_PUSH:
+        return "scatter_push";
+    case ONEHOP_GATHER_FLAGS:
+        return "gather_flags";
+    case ONEHOP_GATHER_PUSH:
+        return "gather_push";
+    case ONEHOP_HOST_SCATTER:
+        return "host_scatter";
+    case ONEHOP_HOST_GATHER:
+        return "host_gather";
     default:
         return "unknown";
+    }
+}
+
+const char *onehop_collective_name(onehop_collective collective) {
+    switch ((int)collective) {
+    case ONEHOP_ALL_REDUCE:
+        return "all_reduce";
+    case ONEHOP_REDUCE_SCATTER:
+        return "reduce_scatter";
+    case ONEHOP_ALL_GATHER:
+        return "all_gather";
+    default:
+        return "unknown";
+    }
+}
+
+onehop_collective oh_collective_of(onehop_algorithm a) {
+    switch ((int)a) {
+    case ONEHOP_SCATTER_PUSH:
+    case ONEHOP_HOST_SCATTER:
+        return ONEHOP_REDUCE_SCATTER;
+    case ONEHOP_GATHER_FLAGS:
+    case ONEHOP_GATHER_PUSH:
+    case ONEHOP_HOST_GATHER:
+        return ONEHOP_ALL_GATHER;
+    default:
+        return ONEHOP_ALL_REDUCE;
     }
 }
 

@@ -66,7 +66,9 @@ static size_t stride_of(size_t bytes) {
 static onehop_result try_message(perf_worker *worker, size_t count, size_t number, bool in_place,
                                  check_cell *cell) {
     const perf_plan *plan = worker->plan;
-    size_t element = onehop_dtype_bytes(plan->dtype), bytes = count * element;
+    /* What takes parts gets as much in all. */
+    size_t parts = perf_parts(plan), part = count < parts ? 1 : count / parts;
+    size_t element = onehop_dtype_bytes(plan->dtype), bytes = part * parts * element;
     perf_slices slices = {bytes, stride_of(bytes), CALLS, (number + in_place) % 2 ? element : 0};
     int64_t wrong = 0;
     uint64_t outside = 0;
@@ -126,6 +128,7 @@ static onehop_result check_type(perf_worker *worker, perf_plan *plan) {
         check_cell own = *shared;
         if (!check_applies(kind, plan->world_size)) continue;
         plan->algorithm = kind.algorithm;
+        plan->collective = oh_collective_of(kind.algorithm);
         plan->source = kind.source;
         plan->graph = kind.graph;
         if (reports) show_progress(run, plan);

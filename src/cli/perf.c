@@ -20,7 +20,8 @@ typedef struct perf_flags {
 static const char *const dtype_words[] = {"float", "half", "bfloat16", "float32", "float16",
                                           "bf16",  "fp32", "fp16",     NULL};
 static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
-static const char *const op_words[] = {"sum", NULL};
+/* The first two mean one thing; behind them, in the order of onehop_collective. */
+static const char *const op_words[] = {"sum", "all_reduce", "reduce_scatter", "all_gather", NULL};
 static const char *const layout_words[] = {"process", "thread", "single", NULL};
 /* In the order of onehop_source. */
 static const char *const source_words[] = {"auto", "workspace", "graph", "multicast", NULL};
@@ -49,7 +50,8 @@ static const option_row rows[] = {
     {'c', "check", OPTION_INTEGER, FIELD(check), 0, 1, NULL, "0|1", "verify results (1)"},
     {'d', "datatype", OPTION_WORD, FIELD(dtype), 0, 3, dtype_words, "TYPE",
      "float, half or bfloat16 (float)"},
-    {'o', "op", OPTION_WORD, FIELD(op), 0, 0, op_words, "OP", "sum"},
+    {'o', "op", OPTION_WORD, FIELD(op), 0, 0, op_words, "OP",
+     "all_reduce or sum, reduce_scatter, all_gather (all_reduce)"},
     {'J', "json", OPTION_TEXT, FIELD(json_path), 0, 0, NULL, "FILE", "write results as JSON"},
     {0, "device", OPTION_WORD, FIELD(device), 0, 0, perf_device_words, "KIND",
      "auto, cuda or host (auto)"},
@@ -156,16 +158,17 @@ static int plan_ranks(perf_plan *plan, const perf_flags *flags) {
 }
 
 static int plan_sizes(perf_plan *plan, const perf_flags *flags) {
-    int64_t element = (int64_t)onehop_dtype_bytes(plan->dtype);
+    int64_t element = (int64_t)onehop_dtype_bytes(plan->dtype) * (int64_t)perf_parts(plan);
     int64_t largest = (int64_t)(plan->device == ONEHOP_DEVICE_CUDA ? 64 : 16) << 20;
     int64_t low = given(flags->min_bytes, 1024);
     int64_t high = given(flags->max_bytes, low > largest ? low : largest);
     if (flags->min_bytes < 0 && low > high) low = high;
     if (low > high) return usage("-b %lld is more than -e %lld", (long long)low, (long long)high);
     if (low < element)
-        return usage("%s %lld is less than one element of %s (%lld bytes)",
+        return usage("%s %lld is less than one element of %s%s (%lld bytes)",
                      flags->min_bytes < 0 ? "-e" : "-b", (long long)low,
-                     onehop_dtype_name(plan->dtype), (long long)element);
+                     onehop_dtype_name(plan->dtype), perf_parts(plan) > 1 ? " for each rank" : "",
+                     (long long)element);
     plan->min_bytes = (uint64_t)low;
     plan->max_bytes = (uint64_t)high;
     plan->factor = (uint64_t)given(flags->factor, 4);
@@ -231,6 +234,7 @@ static int make_plan(perf_plan *plan, const perf_flags *flags, int argc, char **
         plan_algorithm,   plan_mode,   plan_nccl,  plan_json,
     };
     plan->dtype = dtypes[given(flags->dtype, 0)];
+    if (flags->op > 1) plan->collective = (onehop_collective)(flags->op - 1);
     perf_fresh_name(plan);
     perf_command_line(argc, argv, plan->command_line, sizeof plan->command_line);
     for (size_t i = 0; i < OH_LENGTH(steps); i++) {
@@ -249,7 +253,8 @@ int cli_perf(int argc, char **argv) {
     flags.algorithm = flags.nccl_path = flags.json_path = NULL;
     switch (options_parse(rows, OH_LENGTH(rows), argc, argv, &flags)) {
     case OPTIONS_HELP:
-        printf("usage: onehop perf [FLAGS]\n\nTimes and verifies all-reduce. Defaults in brackets; "
+        printf("usage: onehop perf [FLAGS]\n\nTimes and verifies all-reduce, reduce-scatter or "
+               "all-gather. Defaults in brackets; "
                "SIZE takes K, M, G.\n\n");
         options_print_help(rows, OH_LENGTH(rows));
         return CLI_OK;

@@ -40,6 +40,7 @@ typedef struct perf_plan {
     int env_local_rank;
     char name[64]; /* of the group; "" takes the environment's */
     uint64_t min_bytes, max_bytes, factor;
+    onehop_collective collective;
     onehop_dtype dtype;
     onehop_algorithm algorithm; /* AUTO or forced */
     onehop_source source;       /* NONE or forced */
@@ -152,7 +153,7 @@ typedef struct perf_worker {
     size_t results;
 } perf_worker;
 
-/* Whose all-reduce is timed. */
+/* Whose collective is timed. `count` is of one rank's part where ranks have parts. */
 typedef struct perf_target {
     const char *name;
     bool registers; /* captures go between onehop_capture_begin and _end */
@@ -166,6 +167,12 @@ extern const perf_target perf_target_peer[PEERS];
 
 static inline bool perf_has_peer(const perf_plan *plan, int peer) {
     return plan->peers >> peer & 1;
+}
+
+/* Parts that a message has, and pointers to the calling rank's: a message is what all ranks' parts make
+ * together. The other ranks' parts of a reduce-scatter's output are not looked at. */
+static inline size_t perf_parts(const perf_plan *plan) {
+    return plan->collective == ONEHOP_ALL_REDUCE ? 1 : (size_t)plan->world_size;
 }
 
 /* The largest number of timed samples. */

@@ -116,6 +116,14 @@ static uint32_t reference_bits(const perf_worker *worker, const uint64_t *first,
     return load_bits(dtype, element);
 }
 
+/* Element `index` of the output: of a gather, that of the rank whose part it is in. */
+static uint32_t expected_bits(const perf_worker *worker, const uint64_t *first, uint64_t index,
+                              uint64_t part) {
+    const int rank = (int)(index / part);
+    if (worker->plan->collective != ONEHOP_ALL_GATHER) return reference_bits(worker, first, index);
+    return input_bits(worker, rank, first[rank] + index);
+}
+
 onehop_result perf_fill_inputs(perf_worker *worker) {
     size_t element = onehop_dtype_bytes(worker->plan->dtype);
     for (int i = 0; i < worker->ranks; i++) {
@@ -150,6 +158,7 @@ onehop_result perf_poison(perf_worker *worker, perf_slices slices) {
  * reference; the hash is of all. */
 typedef struct findings {
     uint64_t from, to;
+    uint64_t part; /* elements of one rank's part */
     uint64_t wrong, outside, hash;
 } findings;
 
@@ -164,7 +173,7 @@ static void compare_block(const perf_worker *worker, const unsigned char *block,
         found->hash = mix(found->hash ^ bits);
         uint64_t index = (at + j) / element;
         if (index < found->from || index >= found->to) continue;
-        found->wrong += bits != reference_bits(worker, first, index);
+        found->wrong += bits != expected_bits(worker, first, index, found->part);
     }
 }
 
@@ -219,8 +228,9 @@ static onehop_result compare(perf_worker *worker, perf_slices slices, uint64_t f
     worker->compared = worker->verified;
     for (int i = 0; i < worker->ranks; i++) {
         perf_rank *rank = &worker->rank[i];
-        findings found = {.to = count};
-        if (share) {
+        const bool shard = worker->plan->collective == ONEHOP_REDUCE_SCATTER;
+        findings found = {.to = count, .part = count / perf_parts(worker->plan)};
+        if (share || shard) {
             found.from = count * (uint64_t)rank->rank / world_size;
             found.to = count * (uint64_t)(rank->rank + 1) / world_size;
         }
@@ -229,7 +239,7 @@ static onehop_result compare(perf_worker *worker, perf_slices slices, uint64_t f
             if (result != ONEHOP_OK) return result;
         }
         board_row *row = &worker->board->row[rank->rank];
-        row->hash = found.hash;
+        row->hash = shard ? 0 : found.hash; /* of a scatter nothing is equal */
         row->wrong = found.wrong;
         row->outside = found.outside;
     }

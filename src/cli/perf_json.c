@@ -26,7 +26,8 @@ static void write_result(FILE *file, const perf_worker *worker, size_t index) {
         file,
         "    {\"size\": %llu, \"count\": %llu, \"type\": \"%s\", \"redop\": \"%s\", \"root\": -1,",
         (unsigned long long)result->bytes, (unsigned long long)result->count,
-        onehop_dtype_name(plan->dtype), onehop_op_name(ONEHOP_SUM));
+        onehop_dtype_name(plan->dtype),
+        plan->collective == ONEHOP_ALL_GATHER ? "none" : onehop_op_name(ONEHOP_SUM));
     fprintf(file, " \"out_of_bounds\": %llu, ", (unsigned long long)result->outside);
     json_number(file, "floor_us", result->floor_us, ",");
     write_side(file, "out_of_place", &result->ours[0], result->algorithm[0], ",");
@@ -48,6 +49,7 @@ static void write_config(FILE *file, const perf_worker *worker) {
     static const char *const layouts[] = {"process", "thread", "single"};
     const perf_plan *plan = worker->plan;
     bool cuda = plan->device == ONEHOP_DEVICE_CUDA;
+    json_text(file, "collective", onehop_collective_name(plan->collective), ",");
     json_text(file, "device", cuda ? "cuda" : "host", ",");
     json_text(file, "layout", layouts[plan->layout], ",");
     json_text(file, "mode", plan->graph ? "graph" : "eager", ",");

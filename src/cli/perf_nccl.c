@@ -94,9 +94,21 @@ void perf_nccl_close(perf_worker *worker) {
 
 static onehop_result nccl_call(perf_worker *worker, perf_rank *rank, const void *in, void *out,
                                size_t count) {
-    return oh_nccl_check(oh_nccl.ncclAllReduce(in, out, count, oh_nccl_type(worker->plan->dtype),
-                                               OH_NCCL_SUM, rank->foreign, rank->processor.stream),
-                         "ncclAllReduce");
+    const int type = oh_nccl_type(worker->plan->dtype);
+    onehop_stream_t stream = rank->processor.stream;
+    switch (worker->plan->collective) {
+    case ONEHOP_REDUCE_SCATTER:
+        return oh_nccl_check(
+            oh_nccl.ncclReduceScatter(in, out, count, type, OH_NCCL_SUM, rank->foreign, stream),
+            "ncclReduceScatter");
+    case ONEHOP_ALL_GATHER:
+        return oh_nccl_check(oh_nccl.ncclAllGather(in, out, count, type, rank->foreign, stream),
+                             "ncclAllGather");
+    default:
+        return oh_nccl_check(
+            oh_nccl.ncclAllReduce(in, out, count, type, OH_NCCL_SUM, rank->foreign, stream),
+            "ncclAllReduce");
+    }
 }
 
 static onehop_result nccl_wait(perf_worker *worker, perf_rank *rank) {

@@ -79,7 +79,7 @@ void perf_print_header(const perf_worker *worker) {
     char iters[32] = "by time";
     if (plan->calls) snprintf(iters, sizeof iters, "%llu", (unsigned long long)plan->calls);
     printf("# onehop %s (commit %s)\n", cli_version(), ONEHOP_COMMIT);
-    printf("# Collective test starting: all_reduce\n");
+    printf("# Collective test starting: %s\n", onehop_collective_name(plan->collective));
     printf(
         "# ranks %d layout %s ranks per device %d minBytes %llu maxBytes %llu step: %llu(factor) "
         "warmup iters: %llu iters: %s validation: %d graph: ",
@@ -125,7 +125,7 @@ void perf_print_result(const perf_worker *worker, const perf_result *result) {
     const perf_plan *plan = worker->plan;
     printf("  %10llu  %12llu  %8s  %6s  %6d ", (unsigned long long)result->bytes,
            (unsigned long long)result->count, onehop_dtype_name(plan->dtype),
-           onehop_op_name(ONEHOP_SUM), -1);
+           plan->collective == ONEHOP_ALL_GATHER ? "none" : onehop_op_name(ONEHOP_SUM), -1);
     print_side(&result->ours[SIDE_OUT_OF_PLACE]);
     printf(" ");
     print_side(&result->ours[SIDE_IN_PLACE]);
@@ -187,7 +187,8 @@ uint64_t perf_print_footer(const perf_worker *worker) {
         if (perf_has_peer(worker->plan, peer))
             printf("# Time of %s over ours, geometric mean : %.2f\n", perf_target_peer[peer].name,
                    perf_geomean(worker, peer));
-    printf("#\n# Collective test concluded: all_reduce\n");
+    printf("#\n# Collective test concluded: %s\n",
+           onehop_collective_name(worker->plan->collective));
     if (unchecked)
         printf("# wrong values : %s\n", unchecked);
     else

@@ -48,6 +48,9 @@ static onehop_result enqueue(perf_run *run) {
         perf_rank *rank = &worker->rank[i];
         void *out = perf_slice_out(rank, run->slices, run->call);
         const void *in = run->in_place ? out : perf_slice_in(rank, run->slices, run->call);
+        const size_t part = run->slices.bytes / perf_parts(worker->plan) * (size_t)rank->rank;
+        if (worker->plan->collective == ONEHOP_REDUCE_SCATTER) out = (char *)out + part;
+        if (worker->plan->collective == ONEHOP_ALL_GATHER) in = (const char *)in + part;
         onehop_result result = run->target->call(worker, rank, in, out, run->count);
         if (result != ONEHOP_OK) return result;
     }
@@ -244,7 +247,8 @@ static onehop_result summarise(perf_run *run, perf_side *side) {
     int world_size = run->worker->plan->world_size;
     side->calls = run->calls * run->samples;
     side->algbw = (double)run->slices.bytes / (side->time_us * 1000);
-    side->busbw = side->algbw * 2 * (world_size - 1) / world_size;
+    int passes = run->worker->plan->collective == ONEHOP_ALL_REDUCE ? 2 : 1;
+    side->busbw = side->algbw * passes * (world_size - 1) / world_size;
     return result;
 }
 
@@ -335,7 +339,7 @@ onehop_result perf_try(perf_worker *worker, const perf_target *target, perf_slic
                        bool in_place, int64_t *wrong, uint64_t *outside) {
     perf_run run = {.worker = worker, .target = target, .in_place = in_place, .slices = slices};
     onehop_result result = ONEHOP_OK;
-    run.count = slices.bytes / onehop_dtype_bytes(worker->plan->dtype);
+    run.count = slices.bytes / perf_parts(worker->plan) / onehop_dtype_bytes(worker->plan->dtype);
     perf_use_areas(worker, target);
     for (int pass = 0; pass < perf_passes(worker->plan) && result == ONEHOP_OK; pass++) {
         result = run_fresh(&run, slices.count);
@@ -350,7 +354,7 @@ onehop_result perf_measure(perf_worker *worker, const perf_target *target, size_
                            bool in_place, perf_side *side, uint64_t *outside) {
     perf_run run = {.worker = worker, .target = target, .in_place = in_place};
     run.slices = perf_slices_for(worker, bytes);
-    run.count = bytes / onehop_dtype_bytes(worker->plan->dtype);
+    run.count = bytes / perf_parts(worker->plan) / onehop_dtype_bytes(worker->plan->dtype);
     perf_use_areas(worker, target);
     onehop_result result = renew_outputs(&run);
     if (result == ONEHOP_OK) result = warm_up(&run);

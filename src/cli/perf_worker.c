@@ -85,7 +85,7 @@ void perf_use_areas(perf_worker *worker, const perf_target *target) {
     }
 }
 
-/* ---- our all-reduce as a target ---- */
+/* ---- our own as a target ---- */
 
 static onehop_stream_t stream_of(const perf_worker *worker, const perf_rank *rank) {
     return worker->inline_calls ? NULL : rank->processor.stream;
@@ -95,14 +95,21 @@ static onehop_result onehop_call_target(perf_worker *worker, perf_rank *rank, co
                                         void *out, size_t count) {
     const perf_plan *plan = worker->plan;
     onehop_stream_t stream = stream_of(worker, rank);
-    if (plan->algorithm == ONEHOP_ALGORITHM_AUTO && plan->source == ONEHOP_SOURCE_NONE)
-        return onehop_all_reduce(rank->context, in, out, count, plan->dtype, ONEHOP_SUM, stream);
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
+    if (plan->collective == ONEHOP_ALL_REDUCE && plan->algorithm == ONEHOP_ALGORITHM_AUTO &&
+        plan->source == ONEHOP_SOURCE_NONE)
+        return onehop_all_reduce(rank->context, in, out, count, plan->dtype, ONEHOP_SUM, stream);
     call.algorithm = plan->algorithm;
     call.source = plan->source;
     /* Only captured calls have captured pointers; those that warm up and align take another. */
     if (plan->source == ONEHOP_SOURCE_GRAPH && plan->graph && !worker->capturing)
         call.source = ONEHOP_SOURCE_NONE;
+    if (plan->collective == ONEHOP_REDUCE_SCATTER)
+        return onehop_reduce_scatter_with(rank->context, in, out, count, plan->dtype, ONEHOP_SUM,
+                                          &call, stream);
+    if (plan->collective == ONEHOP_ALL_GATHER)
+        return onehop_all_gather_with(rank->context, in, out,
+                                      count * onehop_dtype_bytes(plan->dtype), &call, stream);
     return onehop_all_reduce_with(rank->context, in, out, count, plan->dtype, ONEHOP_SUM, &call,
                                   stream);
 }
@@ -279,9 +286,9 @@ static void tear_down(perf_worker *worker) {
 /* ---- the sizes ---- */
 
 static size_t list_sizes(const perf_plan *plan, uint64_t *bytes) {
-    size_t count = 0, element = onehop_dtype_bytes(plan->dtype);
+    size_t count = 0, grain = onehop_dtype_bytes(plan->dtype) * perf_parts(plan);
     for (uint64_t at = plan->min_bytes; at <= plan->max_bytes && count < PERF_MAX_SIZES;) {
-        bytes[count++] = at / element * element;
+        bytes[count++] = at / grain * grain;
         if (__builtin_mul_overflow(at, plan->factor, &at)) break;
     }
     return count;
@@ -291,9 +298,13 @@ static const char *algorithm_of(perf_worker *worker, size_t bytes, bool in_place
     const perf_plan *plan = worker->plan;
     onehop_choice choice;
     if (plan->algorithm != ONEHOP_ALGORITHM_AUTO) return onehop_algorithm_name(plan->algorithm);
+    const onehop_mode mode = plan->graph ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER;
     onehop_result result =
-        onehop_would_use(worker->rank[0].context, bytes, plan->dtype, ONEHOP_SUM,
-                         plan->graph ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER, in_place, &choice);
+        plan->collective == ONEHOP_ALL_REDUCE
+            ? onehop_would_use(worker->rank[0].context, bytes, plan->dtype, ONEHOP_SUM, mode,
+                               in_place, &choice)
+            : onehop_would_use_for(worker->rank[0].context, plan->collective,
+                                   bytes / perf_parts(plan), plan->dtype, mode, &choice);
     return result == ONEHOP_OK ? onehop_algorithm_name(choice.algorithm) : "unknown";
 }
 

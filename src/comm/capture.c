@@ -29,7 +29,6 @@ onehop_result oh_capture_prepare(onehop_t *ctx, const oh_plan *plan, const oh_st
 }
 
 void oh_capture_note(onehop_t *ctx, const oh_request *q, const oh_plan *plan) {
-    const size_t bytes = q->count * onehop_dtype_bytes(q->dtype);
     oh_captured *c = &ctx->captured[ctx->captured_count];
     memset(c, 0, sizeof *c);
     c->count = q->count;
@@ -38,9 +37,9 @@ void oh_capture_note(onehop_t *ctx, const oh_request *q, const oh_plan *plan) {
     c->source = (uint32_t)plan->choice.source;
     c->blocks = plan->choice.blocks;
     c->threads = plan->choice.threads;
-    c->in_place = q->in == q->out;
+    c->in_place = oh_request_in_place(q);
     ctx->captured_memory[ctx->captured_count++] =
-        (oh_captured_memory){q->in, q->out, bytes, q->row};
+        (oh_captured_memory){q->in, q->out, oh_request_bytes(q), q->row};
 }
 
 static onehop_result begin(onehop_t *ctx) {
@@ -52,6 +51,10 @@ static onehop_result begin(onehop_t *ctx) {
     ctx->captured_count = 0;
     if (ctx->comm) ctx->comm->captured_id = 0;
     return ONEHOP_OK;
+}
+
+static const char *type_of(const oh_captured *c) {
+    return c->dtype ? onehop_dtype_name((onehop_dtype)c->dtype) : "bytes";
 }
 
 /* Calls of rank `rank` against rank 0's. */
@@ -66,11 +69,10 @@ static onehop_result compare(const oh_captured *a, size_t count, const oh_captur
                         "captured call %zu is %llu x %s by %s on %ux%u threads%s on rank %d, but "
                         "%llu x %s by %s on "
                         "%ux%u threads%s on rank 0",
-                        i, (unsigned long long)a[i].count,
-                        onehop_dtype_name((onehop_dtype)a[i].dtype),
+                        i, (unsigned long long)a[i].count, type_of(&a[i]),
                         onehop_algorithm_name((onehop_algorithm)a[i].algorithm), a[i].blocks,
                         a[i].threads, a[i].in_place ? " in place" : "", rank,
-                        (unsigned long long)b[i].count, onehop_dtype_name((onehop_dtype)b[i].dtype),
+                        (unsigned long long)b[i].count, type_of(&b[i]),
                         onehop_algorithm_name((onehop_algorithm)b[i].algorithm), b[i].blocks,
                         b[i].threads, b[i].in_place ? " in place" : "");
     }

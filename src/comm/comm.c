@@ -65,7 +65,7 @@ static onehop_result load_functions(onehop_comm *comm, uint32_t ranks_per_device
     for (size_t i = 0; i < count; i++) {
         bool used = false;
         for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++)
-            for (int a = 1; a <= ONEHOP_LOCAL_COPY; a++)
+            for (int a = 1; a < OH_ALGORITHMS; a++)
                 used |= comm->dispatch.kernels[a][d] == (int)i ||
                         comm->dispatch.multicast[a][d] == (int)i;
         if (!used) continue;

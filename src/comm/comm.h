@@ -53,13 +53,24 @@ struct onehop_comm {
 typedef struct oh_request {
     const void *in;
     void *out;
-    size_t count;
-    onehop_dtype dtype;
+    size_t count;       /* of one rank's part, where ranks have parts */
+    onehop_dtype dtype; /* 0: bytes */
     onehop_op op;
     const onehop_call *call; /* NULL: automatic */
     onehop_stream_t stream;
     uint32_t row; /* with source GRAPH; the caller's, or taken for this call */
+    onehop_collective collective;
 } oh_request;
+
+/* Of the message, or of one rank's part. */
+static inline size_t oh_request_bytes(const oh_request *q) {
+    return q->dtype ? q->count * onehop_dtype_bytes(q->dtype) : q->count;
+}
+
+/* Equal on all ranks: where ranks have parts, one may be in place and another not. */
+static inline bool oh_request_in_place(const oh_request *q) {
+    return q->collective == ONEHOP_ALL_REDUCE && q->in == q->out;
+}
 
 /* What a communicator is made of besides its config. */
 typedef struct oh_comm_parts {

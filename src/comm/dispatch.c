@@ -12,7 +12,8 @@
 #define HOST_GPU_SHAPED_BLOCKS 3
 
 static bool is_host_path(onehop_algorithm a) {
-    return a == ONEHOP_HOST_1SHOT || a == ONEHOP_HOST_2SHOT;
+    return a == ONEHOP_HOST_1SHOT || a == ONEHOP_HOST_2SHOT || a == ONEHOP_HOST_SCATTER ||
+           a == ONEHOP_HOST_GATHER;
 }
 
 static bool is_pull(onehop_algorithm a) {
@@ -48,7 +49,13 @@ static bool group_can_use(const oh_dispatch *d, const oh_dispatch_group *group,
 }
 
 static bool row_fits(const oh_tuning_row *row, const oh_question *q) {
+    if (oh_collective_of(row->algorithm) != q->collective) return false;
     return row->modes >> q->mode & 1 && q->bytes > row->above && q->bytes <= row->up_to;
+}
+
+/* Words of 4 bytes of data and an epoch; there is no second piece. */
+static bool fits_flags(const oh_dispatch *d, size_t bytes) {
+    return bytes <= d->planes.flag_bytes / 2;
 }
 
 /* Captured memory can be read by captured calls, and by 1shot_pull only out of place: a peer still
@@ -58,6 +65,7 @@ static bool call_can_use(const oh_dispatch *d, const oh_tuning_row *row, const o
     if (kernel_for(d, row->algorithm, row->source, q->dtype) < 0) return false;
     if (row->algorithm == ONEHOP_2SHOT_PUSH)
         return (q->bytes + OH_UNIT_BYTES - 1) / OH_UNIT_BYTES >= (size_t)d->world;
+    if (row->algorithm == ONEHOP_GATHER_FLAGS) return fits_flags(d, q->bytes);
     if (row->source != ONEHOP_SOURCE_GRAPH) return true;
     return q->mode == ONEHOP_MODE_GRAPH && !(row->algorithm == ONEHOP_1SHOT_PULL && q->in_place);
 }
@@ -85,8 +93,12 @@ static void find_longest(const oh_dispatch *d, size_t most, size_t *push_out, si
     *push_out = *pull_out = 0;
     for (size_t i = 0; i < 4 * d->row_count; i++) {
         const oh_tuning_row *bound = &d->rows[i / 4];
-        oh_question q = {i & 1 ? bound->above : bound->up_to, ONEHOP_FLOAT32,
-                         i & 2 ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER, false, NULL};
+        oh_question q = {i & 1 ? bound->above : bound->up_to,
+                         ONEHOP_FLOAT32,
+                         i & 2 ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER,
+                         false,
+                         NULL,
+                         ONEHOP_ALL_REDUCE};
         if (q.bytes > most) q.bytes = most;
         const oh_tuning_row *row = q.bytes ? row_for(d, &q, ONEHOP_ALGORITHM_AUTO) : NULL;
         if (!row) continue;
@@ -99,8 +111,10 @@ static void find_longest(const oh_dispatch *d, size_t most, size_t *push_out, si
 void oh_dispatch_sizes(const oh_dispatch *d, size_t max_bytes, bool uncap, size_t usual_push,
                        size_t *push_out, size_t *pull_out) {
     const size_t cap = max_bytes ? max_bytes : uncap ? OH_DISPATCH_MOST_BYTES : 16 * M;
-    /* For calls that name an algorithm that the table does not use. */
-    const size_t least_push = 64 * K, least_pull = 1 * M;
+    /* For calls that name an algorithm that the table does not use; and for gather_push, whose chunks are
+     * a quarter of a rank's part of a half: 2 MiB between two ranks, which fills a link while a
+     * flag is on its way. */
+    const size_t least_push = 64 * K, least_pull = max_bytes && max_bytes < 16 * M ? 1 * M : 16 * M;
     size_t push, pull;
     find_longest(d, cap, &push, &pull);
     if (!max_bytes && !uncap && push > usual_push) push = usual_push;
@@ -133,12 +147,36 @@ static size_t push_2shot_chunk_bytes(const oh_dispatch *d, size_t bytes) {
     return padded <= whole ? padded : equal_pieces(bytes, whole / 2);
 }
 
+/* Parts of W ranks in a half of the pull buffer, in four sub-slots in turn: one chunk ahead. On GPUs a
+ * part goes whole only where it is short, so that copying overlaps with the link. */
+static size_t gather_chunk_bytes(const oh_dispatch *d, size_t bytes) {
+    const size_t grain = d->planes.pull_bytes / (4 * (size_t)d->world) < 128 ? OH_UNIT_BYTES : 128;
+    const size_t most = oh_round_down(d->planes.pull_bytes / (4 * (size_t)d->world), grain);
+    const size_t pieces = (bytes + most - 1) / most;
+    const size_t even = oh_round_up((bytes + pieces - 1) / pieces, grain);
+    return even < most ? even : most;
+}
+
+/* Of the area that a rank publishes in; `parts` of a chunk lie in it at a time: one for each rank's shard,
+ * or the one that all copy. */
+static size_t host_chunk_bytes(const oh_dispatch *d, size_t parts, size_t bytes) {
+    const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES), area = d->planes.pull_bytes;
+    if (parts * padded <= 64 * K && parts * padded <= area) return padded;
+    const size_t quarter = area / 4 < 128 * K ? area / 4 : 128 * K;
+    const size_t most = oh_round_down(quarter / parts, quarter / parts < 128 ? OH_UNIT_BYTES : 128);
+    return padded < most ? padded : most;
+}
+
 /* Pieces: a message that fits its slot goes whole; else in halves of a push slot, or in quarters of
  * the area that a rank publishes in. */
 static size_t chunk_bytes_for(const oh_dispatch *d, onehop_algorithm a, size_t bytes) {
     const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES);
     if (is_pull(a)) return pull_chunk_bytes(d, a, bytes);
     if (a == ONEHOP_2SHOT_PUSH) return push_2shot_chunk_bytes(d, bytes);
+    if (a == ONEHOP_GATHER_FLAGS) return padded;
+    if (a == ONEHOP_GATHER_PUSH) return gather_chunk_bytes(d, bytes);
+    if (a == ONEHOP_HOST_SCATTER) return host_chunk_bytes(d, (size_t)d->world, bytes);
+    if (a == ONEHOP_HOST_GATHER) return host_chunk_bytes(d, 1, bytes);
     if (a == ONEHOP_HOST_1SHOT && padded <= 64 * K && padded <= d->planes.pull_bytes) return padded;
     if (is_host_path(a)) {
         const size_t quarter = oh_round_down(d->planes.pull_bytes / 4, 128);
@@ -240,7 +278,7 @@ onehop_result oh_dispatch_init(oh_dispatch *d, const oh_dispatch_group *group,
     d->kind = group->kind;
     d->world = group->world;
     d->nccl = group->nccl;
-    for (int a = 0; a <= ONEHOP_LOCAL_COPY; a++)
+    for (int a = 0; a < OH_ALGORITHMS; a++)
         for (int t = 0; t <= ONEHOP_BFLOAT16; t++) {
             const int k = oh_kernel_find(d->kind, (onehop_algorithm)a, (onehop_dtype)t, d->world);
             d->kernels[a][t] = (int16_t)k;
@@ -286,10 +324,19 @@ onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_
         return result;
     }
     plan.choice.algorithm = forced;
+    if (forced != ONEHOP_ALGORITHM_AUTO && oh_collective_of(forced) != q->collective)
+        return oh_error(ONEHOP_ERR_ALGORITHM, "%s (%d) does not serve %s",
+                        onehop_algorithm_name(forced), (int)forced,
+                        onehop_collective_name(q->collective));
+    if (forced == ONEHOP_GATHER_FLAGS && !fits_flags(d, q->bytes))
+        return oh_error(ONEHOP_ERR_ALGORITHM,
+                        "gather_flags takes up to %zu bytes a rank here, found %zu",
+                        (size_t)d->planes.flag_bytes / 2, q->bytes);
     if (forced == ONEHOP_ALGORITHM_AUTO) {
         row = row_for(d, q, ONEHOP_ALGORITHM_AUTO);
         if (!row)
-            return oh_error(ONEHOP_ERR_INTERNAL, "no row of the tables serves %zu bytes", q->bytes);
+            return oh_error(ONEHOP_ERR_INTERNAL, "no row of the tables serves %s of %zu bytes",
+                            onehop_collective_name(q->collective), q->bytes);
         plan.choice.algorithm = row->algorithm;
     }
     if (plan.choice.algorithm == ONEHOP_NCCL && d->nccl) {
@@ -301,13 +348,14 @@ onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_
     if (plan.choice.algorithm == ONEHOP_2SHOT_PUSH &&
         oh_round_up(q->bytes, OH_UNIT_BYTES) < (size_t)d->world * OH_UNIT_BYTES)
         plan.choice.algorithm = ONEHOP_1SHOT_PUSH;
-    const bool known = (unsigned)plan.choice.algorithm <= ONEHOP_LOCAL_COPY;
+    const bool known = (unsigned)plan.choice.algorithm < OH_ALGORITHMS;
     plan.kernel = known ? d->kernels[plan.choice.algorithm][q->dtype] : -1;
     if (plan.kernel < 0)
-        return oh_error(
-            ONEHOP_ERR_ALGORITHM, "%s (%d) is not available on the %s device for %s, world size %d",
-            onehop_algorithm_name(forced), (int)forced,
-            d->kind == ONEHOP_DEVICE_CUDA ? "cuda" : "host", onehop_dtype_name(q->dtype), d->world);
+        return oh_error(ONEHOP_ERR_ALGORITHM,
+                        "%s (%d) is not available on the %s device for %s, world size %d",
+                        onehop_algorithm_name(forced), (int)forced,
+                        d->kind == ONEHOP_DEVICE_CUDA ? "cuda" : "host",
+                        q->dtype ? onehop_dtype_name(q->dtype) : "bytes", d->world);
     result = choose_source(d, q, row, &plan.choice);
     if (!result)
         plan.kernel =

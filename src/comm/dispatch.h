@@ -9,6 +9,9 @@
 
 #define OH_DISPATCH_ROWS 192
 
+/* Algorithms are numbers below this. */
+#define OH_ALGORITHMS (ONEHOP_HOST_GATHER + 1)
+
 /* What the choice may depend on besides the call; equal on all ranks. */
 typedef struct oh_dispatch {
     onehop_device_kind kind;
@@ -20,10 +23,10 @@ typedef struct oh_dispatch {
     size_t row_count;
     /* Looked up once: index in oh_kernel_list for [algorithm][type], -1 for none, and its launch
      * bound. */
-    int16_t kernels[ONEHOP_LOCAL_COPY + 1][ONEHOP_BFLOAT16 + 1];
-    uint32_t bounds[ONEHOP_LOCAL_COPY + 1][ONEHOP_BFLOAT16 + 1];
+    int16_t kernels[OH_ALGORITHMS][ONEHOP_BFLOAT16 + 1];
+    uint32_t bounds[OH_ALGORITHMS][ONEHOP_BFLOAT16 + 1];
     /* The same over multicast; -1 for all while it is off. */
-    int16_t multicast[ONEHOP_LOCAL_COPY + 1][ONEHOP_BFLOAT16 + 1];
+    int16_t multicast[OH_ALGORITHMS][ONEHOP_BFLOAT16 + 1];
 } oh_dispatch;
 
 /* Whose calls are to be served. */
@@ -50,11 +53,12 @@ void oh_dispatch_sizes(const oh_dispatch *d, size_t max_bytes, bool uncap, size_
 
 /* What is asked: all that a choice depends on. Equal on all ranks. */
 typedef struct oh_question {
-    size_t bytes; /* > 0 */
-    onehop_dtype dtype;
-    onehop_mode mode; /* GRAPH: the call can take a row of the table of captured inputs */
+    size_t bytes;       /* > 0; of one rank's part, where ranks have parts */
+    onehop_dtype dtype; /* 0: bytes, not numbers */
+    onehop_mode mode;   /* GRAPH: the call can take a row of the table of captured inputs */
     bool in_place;
     const onehop_call *call; /* NULL, or with zero fields: onehop chooses */
+    onehop_collective collective;
 } oh_question;
 
 typedef struct oh_plan {

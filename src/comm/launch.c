@@ -23,7 +23,7 @@ static uint32_t hash_of(const oh_request *q, const oh_plan *plan) {
                    (uint64_t)c->source);
     h = mix(h, (uint64_t)c->blocks << 32 | c->threads);
     h = mix(h, plan->chunk_bytes);
-    if (c->source == ONEHOP_SOURCE_GRAPH) h = mix(h, q->in == q->out);
+    if (c->source == ONEHOP_SOURCE_GRAPH) h = mix(h, oh_request_in_place(q));
     return (uint32_t)(h >> 32);
 }
 
@@ -51,7 +51,7 @@ static void count_call(onehop_comm *comm, const oh_plan *plan, size_t bytes) {
 
 /* A communicator of one rank. */
 static onehop_result copy_alone(onehop_comm *comm, const oh_request *q, const oh_plan *plan) {
-    const size_t bytes = q->count * onehop_dtype_bytes(q->dtype);
+    const size_t bytes = oh_request_bytes(q);
     onehop_result result = ONEHOP_OK;
     if (q->in != q->out)
         result = comm->device->ops->copy_on_stream(comm->device, q->out, q->in, bytes, q->stream);
@@ -64,7 +64,7 @@ static onehop_result copy_alone(onehop_comm *comm, const oh_request *q, const oh
 static onehop_result hand_over(onehop_comm *comm, const oh_request *q, const oh_plan *plan) {
     onehop_result result =
         oh_nccl_all_reduce(comm->device, comm->nccl, q->in, q->out, q->count, q->dtype, q->stream);
-    if (!result) count_call(comm, plan, q->count * onehop_dtype_bytes(q->dtype));
+    if (!result) count_call(comm, plan, oh_request_bytes(q));
     return result;
 }
 
@@ -80,10 +80,12 @@ onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_pl
     args.count = q->count;
     args.chunk_bytes = plan->chunk_bytes;
     args.chunks = plan->choice.chunks;
-    const size_t bytes = q->count * onehop_dtype_bytes(q->dtype);
+    const size_t bytes = oh_request_bytes(q);
     const size_t first = bytes < plan->chunk_bytes ? bytes : plan->chunk_bytes;
     args.units = (uint32_t)((first + OH_UNIT_BYTES - 1) / OH_UNIT_BYTES);
-    args.whole = (args.in | args.out) % OH_UNIT_BYTES ? 0 : (uint32_t)(first / OH_UNIT_BYTES);
+    const oh_u64 step = q->collective == ONEHOP_ALL_REDUCE ? 0 : bytes; /* between parts */
+    args.whole =
+        (args.in | args.out | step) % OH_UNIT_BYTES ? 0 : (uint32_t)(first / OH_UNIT_BYTES);
     args.hash = hash_of(q, plan);
     args.dtype = (uint32_t)q->dtype;
     if (plan->choice.source == ONEHOP_SOURCE_GRAPH) {

@@ -106,14 +106,16 @@ static bool read_bytes(const char *word, oh_tuning_row *row) {
 }
 
 static bool is_host_path(const oh_tuning_row *row) {
-    return row->algorithm == ONEHOP_HOST_1SHOT || row->algorithm == ONEHOP_HOST_2SHOT;
+    return row->algorithm == ONEHOP_HOST_1SHOT || row->algorithm == ONEHOP_HOST_2SHOT ||
+           row->algorithm == ONEHOP_HOST_SCATTER || row->algorithm == ONEHOP_HOST_GATHER;
 }
 
 /* GPU-shaped algorithms run on the host device as well. */
 static bool read_algorithm(const char *word, oh_tuning_row *row) {
     const bool host = row->device == OH_TUNING_HOST;
-    for (int a = ONEHOP_1SHOT_PUSH; a < ONEHOP_LOCAL_COPY; a++) {
-        if (strcmp(word, onehop_algorithm_name((onehop_algorithm)a))) continue;
+    for (int a = ONEHOP_1SHOT_PUSH; a <= ONEHOP_HOST_GATHER; a++) {
+        if (a == ONEHOP_LOCAL_COPY || strcmp(word, onehop_algorithm_name((onehop_algorithm)a)))
+            continue;
         row->algorithm = (uint8_t)a;
         return host ? a != ONEHOP_NCCL : !is_host_path(row);
     }
@@ -165,10 +167,13 @@ static onehop_result read_row(const reader *r, char words[][WORD], oh_tuning_row
         {read_world, "a world size of 2..16, or a range such as 3-8"},
         {read_mode, "a mode: eager, graph or any"},
         {read_bytes, "bytes such as 64K, a range such as 8M-32M, or any"},
-        {read_algorithm, "an algorithm: 1shot_push, 2shot_push, 1shot_pull, 2shot_pull, for GPUs "
-                         "nccl, for the host host_1shot and host_2shot"},
+        {read_algorithm,
+         "an algorithm: 1shot_push, 2shot_push, 1shot_pull, 2shot_pull, scatter_push, "
+         "gather_flags, gather_push, for GPUs nccl, for the host host_1shot, "
+         "host_2shot, host_scatter and host_gather"},
         {read_source, "a source: workspace, graph or multicast for pull algorithms, - for others"},
-        {read_blocks, "blocks: 2..1024 or max; 1 for host_1shot and host_2shot, - for nccl"},
+        {read_blocks, "blocks: 2..1024 or max; 1 for host_1shot and host_2shot, host_scatter and "
+                      "host_gather, - for nccl"},
         {read_threads, "threads: a multiple of 32 to 1024 or max; 1 on the host, - for nccl"},
     };
     memset(row, 0, sizeof *row);

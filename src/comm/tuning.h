@@ -13,6 +13,9 @@
  *   blocks   grid, the signature's block included; max: as many as fit; - for nccl
  *   threads  of a block; max: as many as the kernel takes; - for nccl
  *
+ * Rows of scatter_push and host_scatter serve reduce-scatters, those of gather_flags, gather_push and
+ * host_gather all-gathers, `bytes` being one rank's part there; all others serve all-reduces.
+ *
  * The first row that fits serves a call; a row that the call or the group cannot use is passed
  * over. Rows of the file that ONEHOP_TUNING names come first, then those of the group's family of
  * GPUs, then those for any GPU; the last of these serve everything. src/comm/tables has them. */

@@ -3,8 +3,9 @@
  *
  *   slab, one per rank, mapped by all ranks (symmetric memory)
  *     push     2 phases x W sources x slot     landing slots, armed with 0xFF
- *     flags    2 phases x W sources x 16 KiB   flag words: data and epoch in 8 bytes
- *     pull     2 phases x pull_bytes           staged input; on the host also what a rank publishes
+ *     flags    2 phases x W sources x flag_bytes   flag words: 4 bytes of data and the epoch
+ *     pull     2 phases x pull_bytes           staged input, or what peers stored for an all-gather; on the
+ *                                              host also what a rank publishes
  *     signals  max_blocks x 256 bytes          enter and exit words {step, epoch} of each peer, for pull kernels
  *     control  oh_control                      signatures, failure rows, verdicts
  *   local, one per rank, its own device alone
@@ -22,8 +23,7 @@ typedef unsigned int oh_u32;
 typedef int oh_i32;
 typedef unsigned long long oh_u64;
 
-#define OH_MAX_RANKS       16
-#define OH_FLAG_SLOT_BYTES 16384
+#define OH_MAX_RANKS 16
 
 /* A block's row of signals: one word per writing rank, of each kind. */
 #define OH_SIGNAL_ENTER       0 /* my data is there */
@@ -80,6 +80,8 @@ typedef struct oh_control {
 #define OH_SITE_PULL_EXIT  8  /* waiting for a peer's block to have read, or stored its sums */
 #define OH_SITE_SCATTER    9  /* 2shot_push: waiting for a peer's part of the own shard */
 #define OH_SITE_GATHER     10 /* 2shot_push: waiting for the sum of a peer's shard */
+#define OH_SITE_FLAGS      11 /* all-gather: waiting for a flag word */
+#define OH_SITE_HOST_PARTS 12 /* host_scatter, host_gather: waiting for a peer to publish */
 
 typedef struct oh_local {
     oh_u32 stop;        /* nonzero: every wait gives up */
@@ -131,6 +133,7 @@ typedef struct oh_planes {
     oh_u64 rows;                                /* in local memory */
     oh_u64 slot_bytes;                          /* one push slot */
     oh_u64 pull_bytes;                          /* one half of the pull buffer */
+    oh_u64 flag_bytes;                          /* one source's flag words in one phase */
     oh_u32 max_blocks;
     oh_u32 max_rows;
 } oh_planes;

@@ -6,11 +6,12 @@
 
 #include "kernels/prim.h"
 
-/* Element types as constants of the bodies; the values of onehop_dtype. */
+/* Element types as constants of the bodies; the values of onehop_dtype, and bytes of any meaning. */
+#define OH_BYTES                0u
 #define OH_F32                  1u
 #define OH_F16                  2u
 #define OH_BF16                 3u
-#define OH_ELEMENT_BYTES(dtype) ((dtype) == OH_F32 ? 4u : 2u)
+#define OH_ELEMENT_BYTES(dtype) ((dtype) == OH_F32 ? 4u : (dtype) == OH_BYTES ? 1u : 2u)
 
 /* Threads of a block that reads over multicast, as of other pull kernels. */
 #define OH_MULTICAST_BOUND 512
@@ -52,8 +53,8 @@ typedef struct oh_args {
     oh_u64 multicast; /* what multimem primitives call a group, offsets as in a slab; 0: off */
 } oh_args;
 
-OH_STATIC_ASSERT(sizeof(oh_planes) == 72, planes);
-OH_STATIC_ASSERT(sizeof(oh_args) == 568, args);
+OH_STATIC_ASSERT(sizeof(oh_planes) == 80, planes);
+OH_STATIC_ASSERT(sizeof(oh_args) == 576, args);
 OH_STATIC_ASSERT(sizeof(oh_signature_line) == 128, line);
 OH_STATIC_ASSERT(sizeof(oh_control) == 4096 + 128 + 128 + 64, control);
 OH_STATIC_ASSERT(sizeof(oh_local) == OH_LOCAL_EPOCHS + 8, local);

@@ -8,10 +8,13 @@ typedef struct row {
     bool multicast;
 } row;
 
-#define OH_ALGORITHM_1shot_push ONEHOP_1SHOT_PUSH
-#define OH_ALGORITHM_2shot_push ONEHOP_2SHOT_PUSH
-#define OH_ALGORITHM_1shot_pull ONEHOP_1SHOT_PULL
-#define OH_ALGORITHM_2shot_pull ONEHOP_2SHOT_PULL
+#define OH_ALGORITHM_1shot_push   ONEHOP_1SHOT_PUSH
+#define OH_ALGORITHM_2shot_push   ONEHOP_2SHOT_PUSH
+#define OH_ALGORITHM_1shot_pull   ONEHOP_1SHOT_PULL
+#define OH_ALGORITHM_2shot_pull   ONEHOP_2SHOT_PULL
+#define OH_ALGORITHM_scatter_push ONEHOP_SCATTER_PUSH
+#define OH_ALGORITHM_gather_flags ONEHOP_GATHER_FLAGS
+#define OH_ALGORITHM_gather_push  ONEHOP_GATHER_PUSH
 
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
     void onehop_##algorithm##_##type##_w##world(const void *args, oh_grid grid);
@@ -32,6 +35,8 @@ static const oh_kernel kernels[] = {
 #undef OH_INSTANCE
     {NULL, oh_host_1shot, 1},
     {NULL, oh_host_2shot, 1},
+    {NULL, oh_host_scatter, 1},
+    {NULL, oh_host_gather, 1},
 };
 
 static const row rows[] = {
@@ -43,6 +48,8 @@ static const row rows[] = {
 #undef OH_INSTANCE
     {ONEHOP_HOST_1SHOT, 0, 0, false},
     {ONEHOP_HOST_2SHOT, 0, 0, false},
+    {ONEHOP_HOST_SCATTER, 0, 0, false},
+    {ONEHOP_HOST_GATHER, 0, 0, false},
 };
 
 const oh_kernel *oh_kernel_list(size_t *count_out) {

@@ -22,5 +22,7 @@ const void *oh_kernel_image(size_t *size_out);
 
 void oh_host_1shot(const void *args, oh_grid grid);
 void oh_host_2shot(const void *args, oh_grid grid);
+void oh_host_scatter(const void *args, oh_grid grid);
+void oh_host_gather(const void *args, oh_grid grid);
 
 #endif

@@ -5,7 +5,8 @@
  * <op>_<order>_<scope>_<type>:
  *   order  relaxed | acquire | release | acq_rel; none: an ordinary access
  *   scope  sys (all processors of the machine) | gpu (this rank's processor)
- *   type   u32 | u64 | unit (16 bytes, four words; never assumed to be atomic as a whole)
+ *   type   u32 | u64 | unit (16 bytes, four words; never assumed to be atomic as a whole) | pair (16 bytes, two
+ *          words of 8)
  * Memory is named by address (oh_u64), so that no pointer conversions appear in the bodies.
  *
  * prim_cuda.h holds all PTX of the project, prim_host.h the same in __atomic builtins. No #if above
@@ -19,6 +20,11 @@
 typedef struct oh_unit {
     oh_u32 w[4];
 } oh_unit;
+
+/* Two flag words of 8 bytes, each written and read whole. */
+typedef struct oh_pair {
+    oh_u64 w[2];
+} oh_pair;
 
 #define OH_UNIT_BYTES 16
 

@@ -68,6 +68,14 @@ OH_FN void oh_st_unit(oh_u64 p, oh_unit v) {
                  "r"(v.w[2]), "r"(v.w[3])
                  : "memory");
 }
+OH_FN oh_u8 oh_ld_u8(oh_u64 p) {
+    oh_u16 v;
+    asm volatile("ld.global.u8 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
+    return (oh_u8)v;
+}
+OH_FN void oh_st_u8(oh_u64 p, oh_u8 v) {
+    asm volatile("st.global.u8 [%0], %1;" ::"l"(p), "h"((oh_u16)v) : "memory");
+}
 OH_FN oh_u16 oh_ld_u16(oh_u64 p) {
     oh_u16 v;
     asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
@@ -88,6 +96,9 @@ OH_FN oh_u64 oh_ld_u64(oh_u64 p) {
     oh_u64 v;
     asm volatile("ld.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
+}
+OH_FN void oh_st_u64(oh_u64 p, oh_u64 v) {
+    asm volatile("st.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
 /* ---- ordered accesses: slots, signatures, control ------------------------------------------- */
@@ -119,6 +130,19 @@ OH_FN oh_u64 oh_ld_relaxed_sys_u64(oh_u64 p) {
 }
 OH_FN void oh_st_relaxed_sys_u64(oh_u64 p, oh_u64 v) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+/* A vector is as many accesses as it has elements, each atomic. */
+OH_FN oh_pair oh_ld_relaxed_sys_pair(oh_u64 p) {
+    oh_pair v;
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0,%1}, [%2];"
+                 : "=l"(v.w[0]), "=l"(v.w[1])
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+OH_FN void oh_st_relaxed_sys_pair(oh_u64 p, oh_pair v) {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1,%2};" ::"l"(p), "l"(v.w[0]), "l"(v.w[1])
+                 : "memory");
 }
 OH_FN oh_u64 oh_ld_acquire_sys_u64(oh_u64 p) {
     oh_u64 v;

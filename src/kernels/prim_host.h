@@ -63,6 +63,12 @@ OH_FN void oh_st_unit(oh_u64 p, oh_unit v) {
     OH_CHAOS();
     memcpy(OH_AT(void, p), &v, sizeof v);
 }
+OH_FN oh_u8 oh_ld_u8(oh_u64 p) {
+    return *OH_AT(const oh_u8, p);
+}
+OH_FN void oh_st_u8(oh_u64 p, oh_u8 v) {
+    *OH_AT(oh_u8, p) = v;
+}
 OH_FN oh_u16 oh_ld_u16(oh_u64 p) {
     oh_u16 v;
     memcpy(&v, OH_AT(const void, p), sizeof v);
@@ -83,6 +89,9 @@ OH_FN oh_u64 oh_ld_u64(oh_u64 p) {
     oh_u64 v;
     memcpy(&v, OH_AT(const void, p), sizeof v);
     return v;
+}
+OH_FN void oh_st_u64(oh_u64 p, oh_u64 v) {
+    memcpy(OH_AT(void, p), &v, sizeof v);
 }
 
 /* ---- ordered accesses: slots, signatures, control ------------------------------------------- */
@@ -107,6 +116,14 @@ OH_FN oh_u64 oh_ld_relaxed_sys_u64(oh_u64 p) {
 OH_FN void oh_st_relaxed_sys_u64(oh_u64 p, oh_u64 v) {
     OH_CHAOS();
     __atomic_store_n(OH_AT(oh_u64, p), v, __ATOMIC_RELAXED);
+}
+OH_FN oh_pair oh_ld_relaxed_sys_pair(oh_u64 p) {
+    oh_pair v;
+    for (int i = 0; i < 2; i++) v.w[i] = oh_ld_relaxed_sys_u64(p + 8u * (oh_u32)i);
+    return v;
+}
+OH_FN void oh_st_relaxed_sys_pair(oh_u64 p, oh_pair v) {
+    for (int i = 0; i < 2; i++) oh_st_relaxed_sys_u64(p + 8u * (oh_u32)i, v.w[i]);
 }
 OH_FN oh_u64 oh_ld_acquire_sys_u64(oh_u64 p) {
     return __atomic_load_n(OH_AT(oh_u64, p), __ATOMIC_ACQUIRE);

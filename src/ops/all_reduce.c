@@ -1,18 +1,17 @@
 /* All-reduce: checks of the caller's arguments, choice, launch. */
-#include "comm/context.h"
+#include "ops/ops.h"
 
 #include <string.h>
 
-#define MOST_BYTES ((size_t)1 << 40)
-
-static onehop_result check_type(onehop_dtype dtype, onehop_op op) {
+onehop_result oh_op_check_type(onehop_collective collective, onehop_dtype dtype, onehop_op op) {
+    const char *name = onehop_collective_name(collective);
     if (!onehop_dtype_bytes(dtype))
         return oh_error(ONEHOP_ERR_DTYPE,
-                        "all_reduce: data type %d is unknown; expected float32 (1), float16 (2) or "
+                        "%s: data type %d is unknown; expected float32 (1), float16 (2) or "
                         "bfloat16 (3)",
-                        (int)dtype);
+                        name, (int)dtype);
     if (op != ONEHOP_SUM)
-        return oh_error(ONEHOP_ERR_OP, "all_reduce: reduction %d is unknown; expected sum (1)",
+        return oh_error(ONEHOP_ERR_OP, "%s: reduction %d is unknown; expected sum (1)", name,
                         (int)op);
     return ONEHOP_OK;
 }
@@ -26,7 +25,7 @@ static onehop_result check_memory(const oh_request *q) {
         return oh_error(ONEHOP_ERR_ALIGNMENT,
                         "all_reduce: %s at %p is not aligned to its %zu-byte element",
                         in % size ? "in" : "out", in % size ? q->in : q->out, size);
-    if (q->count > MOST_BYTES / size)
+    if (q->count > OH_MOST_BYTES / size)
         return oh_error(ONEHOP_ERR_TOO_LARGE,
                         "all_reduce: %zu elements of %zu bytes, expected at most 2^40 bytes",
                         q->count, size);
@@ -41,14 +40,16 @@ static onehop_result check_memory(const oh_request *q) {
 /* A call on no host stream runs to its end: made by the one thread that drives all ranks, it would
  * wait for ever. */
 static onehop_result check_stream(const onehop_comm *comm, const onehop_t *ctx,
-                                  onehop_stream_t stream) {
-    if (stream || !ctx || ctx->group || comm->dispatch.kind != ONEHOP_DEVICE_HOST) return ONEHOP_OK;
-    return oh_error(ONEHOP_ERR_STREAM, "all_reduce: stream is NULL, but the ranks of "
-                                       "onehop_create_all are driven by one thread and "
-                                       "need a host stream each");
+                                  const oh_request *q) {
+    if (q->stream || !ctx || ctx->group || comm->dispatch.kind != ONEHOP_DEVICE_HOST)
+        return ONEHOP_OK;
+    return oh_error(ONEHOP_ERR_STREAM,
+                    "%s: stream is NULL, but the ranks of onehop_create_all are driven by one "
+                    "thread and need a host stream each",
+                    onehop_collective_name(q->collective));
 }
 
-static onehop_result check_call(const onehop_call *call, onehop_call *known) {
+onehop_result oh_op_check_call(const onehop_call *call, onehop_call *known) {
     return oh_config_copy(known, sizeof *known, call, "onehop_call");
 }
 
@@ -59,20 +60,18 @@ static onehop_result check_row(const onehop_comm *comm, oh_request *q) {
     return oh_error(ONEHOP_ERR_ARGUMENT, "all_reduce: row %u of the call is not taken", q->row);
 }
 
-/* Chooses and launches; the context, if there is one, notes captured calls. */
-static onehop_result run(onehop_comm *comm, onehop_t *ctx, oh_request *q) {
+onehop_result oh_op_run(onehop_comm *comm, onehop_t *ctx, oh_request *q) {
     oh_plan plan;
     oh_stream_info info = {0, false, 0};
-    onehop_result result = check_memory(q);
-    if (!result) result = check_stream(comm, ctx, q->stream);
+    onehop_result result = check_stream(comm, ctx, q);
     if (!result) result = oh_comm_check(comm);
     if (!result) result = comm->device->ops->stream_info(comm->device, q->stream, &info);
     if (result) return result;
     const bool noted = ctx && ctx->capturing && info.capturing;
     const bool named = !ctx && q->call && q->call->source == ONEHOP_SOURCE_GRAPH;
-    const oh_question question = {q->count * onehop_dtype_bytes(q->dtype), q->dtype,
-                                  noted || named ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER,
-                                  q->in == q->out, q->call};
+    const oh_question question = {
+        oh_request_bytes(q),    q->dtype, noted || named ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER,
+        oh_request_in_place(q), q->call,  q->collective};
     result = oh_dispatch_choose(&comm->dispatch, &question, &plan);
     if (!result && noted) result = oh_capture_prepare(ctx, &plan, &info, q);
     if (!result && named) result = check_row(comm, q);
@@ -88,20 +87,20 @@ onehop_result onehop_comm_all_reduce(onehop_comm *comm, const void *in, void *ou
                                      onehop_stream_t stream) {
     onehop_call known;
     if (!comm) return oh_error(ONEHOP_ERR_NULL, "onehop_comm_all_reduce: comm is NULL");
-    onehop_result result = check_type(dtype, op);
-    if (!result && call) result = check_call(call, &known);
+    onehop_result result = oh_op_check_type(ONEHOP_ALL_REDUCE, dtype, op);
+    if (!result && call) result = oh_op_check_call(call, &known);
     if (result || count == 0) return result;
-    oh_request q = {in, out, count, dtype, op, call ? &known : NULL, stream, 0};
-    return run(comm, NULL, &q);
+    oh_request q = {in, out, count, dtype, op, call ? &known : NULL, stream, 0, ONEHOP_ALL_REDUCE};
+    result = check_memory(&q);
+    return result ? result : oh_op_run(comm, NULL, &q);
 }
 
-/* A group of one rank. */
-static onehop_result copy_alone(onehop_t *ctx, const oh_request *q) {
+onehop_result oh_op_copy_alone(onehop_t *ctx, const oh_request *q) {
     oh_plan plan;
-    onehop_result result = check_memory(q);
-    const size_t bytes = q->count * onehop_dtype_bytes(q->dtype);
-    const oh_question question = {bytes, q->dtype, ONEHOP_MODE_EAGER, q->in == q->out, q->call};
-    if (!result) result = oh_dispatch_choose(&ctx->dispatch, &question, &plan);
+    const size_t bytes = oh_request_bytes(q);
+    const oh_question question = {bytes,   q->dtype,     ONEHOP_MODE_EAGER, oh_request_in_place(q),
+                                  q->call, q->collective};
+    onehop_result result = oh_dispatch_choose(&ctx->dispatch, &question, &plan);
     if (!result && q->in != q->out)
         result = ctx->device->ops->copy_on_stream(ctx->device, q->out, q->in, bytes, q->stream);
     if (result) return result;
@@ -112,14 +111,16 @@ static onehop_result copy_alone(onehop_t *ctx, const oh_request *q) {
 }
 
 static onehop_result all_reduce(onehop_t *ctx, oh_request *q) {
-    onehop_result result = check_type(q->dtype, q->op);
+    onehop_result result = oh_op_check_type(ONEHOP_ALL_REDUCE, q->dtype, q->op);
     if (result || q->count == 0) return result;
-    return ctx->comm ? run(ctx->comm, ctx, q) : copy_alone(ctx, q);
+    result = check_memory(q);
+    if (result) return result;
+    return ctx->comm ? oh_op_run(ctx->comm, ctx, q) : oh_op_copy_alone(ctx, q);
 }
 
 onehop_result onehop_all_reduce(onehop_t *context, const void *in, void *out, size_t count,
                                 onehop_dtype dtype, onehop_op op, onehop_stream_t stream) {
-    oh_request q = {in, out, count, dtype, op, NULL, stream, 0};
+    oh_request q = {in, out, count, dtype, op, NULL, stream, 0, ONEHOP_ALL_REDUCE};
     if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_all_reduce: context is NULL");
     return all_reduce(context, &q);
 }
@@ -131,32 +132,55 @@ onehop_result onehop_all_reduce_with(onehop_t *context, const void *in, void *ou
     if (!context || !call)
         return oh_error(ONEHOP_ERR_NULL, "onehop_all_reduce_with: %s is NULL",
                         context ? "call" : "context");
-    onehop_result result = check_call(call, &known);
-    oh_request q = {in, out, count, dtype, op, &known, stream, 0};
+    onehop_result result = oh_op_check_call(call, &known);
+    oh_request q = {in, out, count, dtype, op, &known, stream, 0, ONEHOP_ALL_REDUCE};
     return result ? result : all_reduce(context, &q);
+}
+
+/* What a call would do, its arguments checked as far as there are any. */
+static onehop_result choose(const onehop_t *context, const oh_question *q, const char *name,
+                            onehop_choice *choice_out) {
+    const size_t size = q->dtype ? onehop_dtype_bytes(q->dtype) : 1;
+    const size_t parts = q->collective == ONEHOP_ALL_REDUCE ? 1 : (size_t)context->world;
+    oh_plan plan;
+    if (q->mode != ONEHOP_MODE_EAGER && q->mode != ONEHOP_MODE_GRAPH)
+        return oh_error(ONEHOP_ERR_ARGUMENT, "%s: mode is %d, expected eager (0) or graph (1)",
+                        name, (int)q->mode);
+    if (q->bytes == 0 || q->bytes % size)
+        return oh_error(ONEHOP_ERR_ARGUMENT, "%s: %zu bytes, expected a positive multiple of %zu",
+                        name, q->bytes, size);
+    if (q->bytes > OH_MOST_BYTES / parts)
+        return oh_error(ONEHOP_ERR_TOO_LARGE, "%s: %zu bytes, expected at most 2^40%s", name,
+                        q->bytes, parts > 1 ? " for all ranks" : "");
+    onehop_result result = oh_dispatch_choose(&context->dispatch, q, &plan);
+    if (!result) *choice_out = plan.choice;
+    return result;
 }
 
 onehop_result onehop_would_use(const onehop_t *context, size_t bytes, onehop_dtype dtype,
                                onehop_op op, onehop_mode mode, int in_place,
                                onehop_choice *choice_out) {
-    oh_plan plan;
     if (!context || !choice_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_would_use: %s is NULL",
                         context ? "choice_out" : "context");
-    onehop_result result = check_type(dtype, op);
+    onehop_result result = oh_op_check_type(ONEHOP_ALL_REDUCE, dtype, op);
     if (result) return result;
-    if (mode != ONEHOP_MODE_EAGER && mode != ONEHOP_MODE_GRAPH)
-        return oh_error(ONEHOP_ERR_ARGUMENT,
-                        "onehop_would_use: mode is %d, expected eager (0) or graph (1)", (int)mode);
-    if (bytes == 0 || bytes % onehop_dtype_bytes(dtype))
-        return oh_error(ONEHOP_ERR_ARGUMENT,
-                        "onehop_would_use: %zu bytes, expected a positive multiple of %zu", bytes,
-                        onehop_dtype_bytes(dtype));
-    if (bytes > MOST_BYTES)
-        return oh_error(ONEHOP_ERR_TOO_LARGE, "onehop_would_use: %zu bytes, expected at most 2^40",
-                        bytes);
-    const oh_question question = {bytes, dtype, mode, in_place != 0, NULL};
-    result = oh_dispatch_choose(&context->dispatch, &question, &plan);
-    if (!result) *choice_out = plan.choice;
-    return result;
+    const oh_question question = {bytes, dtype, mode, in_place != 0, NULL, ONEHOP_ALL_REDUCE};
+    return choose(context, &question, "onehop_would_use", choice_out);
+}
+
+onehop_result onehop_would_use_for(const onehop_t *context, onehop_collective collective,
+                                   size_t bytes, onehop_dtype dtype, onehop_mode mode,
+                                   onehop_choice *choice_out) {
+    if (!context || !choice_out)
+        return oh_error(ONEHOP_ERR_NULL, "onehop_would_use_for: %s is NULL",
+                        context ? "choice_out" : "context");
+    if ((unsigned)collective > ONEHOP_ALL_GATHER)
+        return oh_error(ONEHOP_ERR_ARGUMENT, "onehop_would_use_for: collective %d is unknown",
+                        (int)collective);
+    const bool typed = collective != ONEHOP_ALL_GATHER;
+    onehop_result result = typed ? oh_op_check_type(collective, dtype, ONEHOP_SUM) : ONEHOP_OK;
+    if (result) return result;
+    const oh_question question = {bytes, typed ? dtype : 0, mode, false, NULL, collective};
+    return choose(context, &question, "onehop_would_use_for", choice_out);
 }

@@ -7,19 +7,21 @@
 #define MIB  ((size_t)1 << 20)
 #define GIB  ((size_t)1 << 30)
 
-/* Sizes that differ between the devices. Slot: all slots of both phases take at most push_total. */
+/* Sizes that differ between the devices. Slot: all slots of both phases take at most push_total.
+ * Flag words take all-gathers of up to half of a source's place: on GPUs about what a link moves while a
+ * flag behind plain stores would be on its way (predicted, docs/tuning-log.md). */
 typedef struct defaults {
-    size_t slot_most, push_total, pull_bytes;
+    size_t slot_most, push_total, flag_most, flag_total, pull_bytes;
     uint32_t max_blocks, max_rows;
 } defaults;
 
 /* 64 blocks fit on any GPU this runs on; a context asks the GPUs and takes more. */
-static const defaults cuda_defaults = {16 * MIB, 64 * MIB, 16 * MIB, 64, 4096};
-static const defaults host_defaults = {1 * MIB, 4 * MIB, 1 * MIB, 16, 256};
+static const defaults cuda_defaults = {16 * MIB, 64 * MIB, MIB / 2, 4 * MIB, 16 * MIB, 64, 4096};
+static const defaults host_defaults = {1 * MIB, 4 * MIB, 4 * PAGE, 64 * 4 * PAGE, 1 * MIB, 16, 256};
 
-static size_t default_slot(const defaults *d, int world_size) {
-    const size_t share = d->push_total / (2 * (size_t)world_size);
-    return oh_round_down(share < d->slot_most ? share : d->slot_most, PAGE);
+static size_t share_of(size_t total, size_t most, int world_size) {
+    const size_t share = total / (2 * (size_t)world_size);
+    return oh_round_down(share < most ? share : most, PAGE);
 }
 
 static onehop_result check(const onehop_layout_config *c) {
@@ -62,14 +64,16 @@ onehop_result oh_layout_plan(const onehop_layout_config *config, onehop_layout *
     const uint64_t world = (uint64_t)config->world_size;
     oh_planes p;
     memset(&p, 0, sizeof p);
-    p.slot_bytes = config->push_bytes ? config->push_bytes : default_slot(d, config->world_size);
+    p.slot_bytes = config->push_bytes ? config->push_bytes
+                                      : share_of(d->push_total, d->slot_most, config->world_size);
+    p.flag_bytes = share_of(d->flag_total, d->flag_most, config->world_size);
     p.pull_bytes = config->pull_bytes ? config->pull_bytes : d->pull_bytes;
     p.max_blocks = config->max_blocks ? config->max_blocks : d->max_blocks;
     p.max_rows = config->max_rows ? config->max_rows : d->max_rows;
 
     uint64_t slab = 0;
     p.push = take(&slab, 2 * world * p.slot_bytes);
-    p.flags = take(&slab, 2 * world * OH_FLAG_SLOT_BYTES);
+    p.flags = take(&slab, 2 * world * p.flag_bytes);
     p.pull = take(&slab, 2 * p.pull_bytes);
     p.signals = take(&slab, (uint64_t)p.max_blocks * OH_SIGNAL_BLOCK_BYTES);
     p.control = take(&slab, sizeof(oh_control));
@@ -104,7 +108,7 @@ onehop_result oh_storage_arm(oh_device *device, const oh_planes *planes, int wor
     onehop_result result = device->ops->fill(device, slab + planes->push, 0xFF, push_bytes);
     if (!result)
         result = device->ops->fill(device, slab + planes->flags, 0,
-                                   2 * (size_t)world_size * OH_FLAG_SLOT_BYTES);
+                                   2 * (size_t)world_size * planes->flag_bytes);
     if (!result)
         result = device->ops->fill(device, slab + planes->signals, 0,
                                    planes->control + sizeof(oh_control) - planes->signals);

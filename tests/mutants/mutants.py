@@ -11,7 +11,10 @@ HOST, ONE, TWO = "kernels/host_path.h", "kernels/host_1shot.c", "kernels/host_2s
 PULL, PULL1, PULL2 = "kernels/pull.h", "kernels/pull_1shot.h", "kernels/pull_2shot.h"
 PUSH2 = "kernels/push_2shot.h"
 DIRECT, CAST = "kernels/pull_direct.h", "kernels/pull_multicast.h"
+SCATTER, FLAGS, GATHER = "kernels/push_scatter.h", "kernels/gather_flags.h", "kernels/gather_push.h"
+HOST_PARTS = "kernels/host_parts.c"
 LANES, PATHS, PULLS = "test_lanes", "test_host_paths", "test_pull_lanes"
+PARTS = "test_parts_lanes"
 
 MUTANTS = [
     ("single phase", LANES, PUSH,
@@ -254,4 +257,61 @@ MUTANTS = [
     ("multicast: no exit", PULLS, CAST,
      "c.dead = oh_meet(a, g, OH_SIGNAL_EXIT, c.epoch, chunk + 1, 0);", "",
      "a shard is collected before its sums are there"),
+    ("scatter: data of another shard", PARTS, SCATTER,
+     "v[k] = oh_ld_unit(in + shard * oh_next_rank(a, k + 1)", "v[k] = oh_ld_unit(in + shard * oh_next_rank(a, k)",
+     "a rank adds what was not meant for it"),
+    ("scatter: data of another shard, any alignment", PARTS, SCATTER,
+     "oh_shard_message(a, dtype, chunk, oh_next_rank(a, k + 1));", "oh_shard_message(a, dtype, chunk, oh_next_rank(a, k));",
+     "the same"),
+    ("scatter: pushed units pushed again", PARTS, SCATTER,
+     "            if (s.pushed)\n                s.pushed--;", "            if (0)\n                s.pushed--;",
+     "a unit lands again after its reader has armed the place for the next call"),
+    ("scatter: no re-arm", PARTS, SCATTER,
+     "            oh_rearm(a, at, world);\n            s.pushed--;", "            s.pushed--;",
+     "two calls later old data passes for new"),
+    ("flags: single phase", PARTS, FLAGS,
+     "(oh_u64)(phase * a->world + source)", "(oh_u64)(source + 0 * phase)",
+     "the next call overwrites words that a peer has not read"),
+    ("flags: arrival judged by one word", PARTS, FLAGS,
+     "(oh_u32)v.w[0] == epoch && (oh_u32)v.w[1] == epoch;", "(oh_u32)v.w[0] == epoch;",
+     "a torn 16-byte store is read in the middle"),
+    ("flags: any later epoch", PARTS, FLAGS,
+     "(oh_u32)v.w[0] == epoch && (oh_u32)v.w[1] == epoch;", "(oh_u32)v.w[0] >= epoch && (oh_u32)v.w[1] >= epoch;",
+     "at the wrap a word of the old count passes for a new one"),
+    ("flags: one peer skipped", PARTS, FLAGS,
+     "for (k = 1; k < ranks; k++)", "for (k = 2; k < ranks; k++)",
+     "it waits until the deadline"),
+    ("gather_push: half not alternating", PARTS, GATHER,
+     "a->planes.pull + (phase ? a->planes.pull_bytes : 0) +", "a->planes.pull + 0 * phase +",
+     "the next call stores over what a peer still copies"),
+    ("gather_push: one sub-slot fewer", PARTS, GATHER,
+     "#define OH_GATHER_SUB_SLOTS 4", "#define OH_GATHER_SUB_SLOTS 3",
+     "a chunk lands on one that a peer still copies"),
+    ("gather_push: flag before data", PARTS, GATHER,
+     """            if (!c.dead) oh_gather_push_chunk(a, &next);
+            c.dead = oh_group_any(c.dead);
+            if (c.dead) break;
+            oh_gather_tell(a, g, c.epoch, chunk + 1);
+""",
+     """            c.dead = oh_group_any(c.dead);
+            if (c.dead) break;
+            oh_gather_tell(a, g, c.epoch, chunk + 1);
+            if (!c.dead) oh_gather_push_chunk(a, &next);
+""",
+     "peers copy what is not there yet"),
+    ("gather_push: flag of an earlier chunk", PARTS, GATHER,
+     "!oh_gather_hear(a, g, c.epoch, chunk);", "!oh_gather_hear(a, g, c.epoch, chunk - 1);",
+     "the same"),
+    ("gather_push: another rank's place", PARTS, GATHER,
+     "oh_own_address(a, p->place + a->chunk_bytes * source)", "oh_own_address(a, p->place + a->chunk_bytes * (source ^ 1u))",
+     "parts change places"),
+    ("host parts: one sub-slot fewer", PARTS, HOST_PARTS,
+     "#define PART_SUB_SLOTS 4", "#define PART_SUB_SLOTS 3",
+     "chunk k-3, which a peer may still read, is overwritten"),
+    ("host parts: signature before data", PARTS, HOST_PARTS,
+     "    publish(p, 0);\n    oh_publish_signature(&p->c);", "    oh_publish_signature(&p->c);\n    publish(p, 0);",
+     "peers read the area before it is filled"),
+    ("host parts: own term from the area", PARTS, HOST_PARTS,
+     "    in[a->rank] = OH_AT(char, a->in) + a->rank * p->c.bytes + at;\n", "",
+     "nobody publishes the own shard"),
 ]

@@ -17,7 +17,7 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from mutants import LANES, MUTANTS, PATHS, PULLS  # noqa: E402
+from mutants import LANES, MUTANTS, PARTS, PATHS, PULLS  # noqa: E402
 
 ROOT = pathlib.Path(os.environ.get("ONEHOP_SOURCE_DIR") or pathlib.Path(__file__).resolve().parents[2])
 # Protocol errors show at a deadline of this many milliseconds; an honest run waits for no peer that long.
@@ -114,7 +114,7 @@ def main():
     try:
         began = time.monotonic()
         objects = build_shared(given.cc, work)
-        for program in (LANES, PATHS, PULLS):
+        for program in (LANES, PATHS, PULLS, PARTS):
             binary = build(given.cc, program, ROOT / "src", objects, work / program)
             for _ in range(given.repeat):
                 started = time.monotonic()

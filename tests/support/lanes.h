@@ -181,6 +181,41 @@ static const oh_host_kernel lanes_bodies[3][4][5];
 static const oh_host_kernel lanes_multicast_bodies[2][4];
 #endif
 
+/* Reduce-scatter and all-gather, in a test that asks for them: bodies for two, four and any number of
+ * ranks. */
+#ifdef LANES_PARTS
+#include "kernels/gather_flags.h"
+#include "kernels/gather_push.h"
+#include "kernels/push_scatter.h"
+OH_KERNEL(lanes_scatter_f32_w2, 0, oh_push_scatter(a, g, OH_F32, 2u))
+OH_KERNEL(lanes_scatter_f32_any, 0, oh_push_scatter(a, g, OH_F32, 0u))
+OH_KERNEL(lanes_scatter_bf16_w2, 0, oh_push_scatter(a, g, OH_BF16, 2u))
+OH_KERNEL(lanes_scatter_bf16_w4, 0, oh_push_scatter(a, g, OH_BF16, 4u))
+OH_KERNEL(lanes_scatter_bf16_any, 0, oh_push_scatter(a, g, OH_BF16, 0u))
+OH_KERNEL(lanes_flags_w2, 0, oh_gather_flags(a, g, 2u))
+OH_KERNEL(lanes_flags_w4, 0, oh_gather_flags(a, g, 4u))
+OH_KERNEL(lanes_flags_any, 0, oh_gather_flags(a, g, 0u))
+OH_KERNEL(lanes_gather_push, 0, oh_gather_push(a, g))
+#define oh_vector_table chaos_vector_table
+#define oh_host_scatter lanes_host_scatter
+#define oh_host_gather  lanes_host_gather
+#include "kernels/host_parts.c"
+#undef oh_host_gather
+#undef oh_host_scatter
+#undef oh_vector_table
+/* [algorithm - LANES_SCATTER][float32 or not][any, 2, 4 ranks] */
+static const oh_host_kernel lanes_parts_bodies[5][2][3] = {
+    {{lanes_scatter_bf16_any, lanes_scatter_bf16_w2, lanes_scatter_bf16_w4},
+     {lanes_scatter_f32_any, lanes_scatter_f32_w2, lanes_scatter_f32_any}},
+    {{lanes_flags_any, lanes_flags_w2, lanes_flags_w4}},
+    {{lanes_gather_push, lanes_gather_push, lanes_gather_push}},
+    {{lanes_host_scatter, lanes_host_scatter, lanes_host_scatter},
+     {lanes_host_scatter, lanes_host_scatter, lanes_host_scatter}},
+    {{lanes_host_gather, lanes_host_gather, lanes_host_gather}}};
+#else
+static const oh_host_kernel lanes_parts_bodies[5][2][3];
+#endif
+
 /* The host paths come along in a test that asks for them, with their names: they are whole files.
  */
 #ifdef LANES_HOST_PATHS
@@ -209,10 +244,22 @@ typedef enum lanes_algorithm {
     LANES_PUSH_2SHOT, /* at least a unit per rank */
     LANES_MULTICAST_1SHOT,
     LANES_MULTICAST_2SHOT,
+    LANES_SCATTER, /* from here on `count` is of one rank's part */
+    LANES_GATHER_FLAGS,
+    LANES_GATHER_PUSH,
+    LANES_HOST_SCATTER,
+    LANES_HOST_GATHER,
 } lanes_algorithm;
 
 static inline bool lanes_is_host_path(lanes_algorithm a) {
-    return a == LANES_HOST_1SHOT || a == LANES_HOST_2SHOT;
+    return a == LANES_HOST_1SHOT || a == LANES_HOST_2SHOT || a >= LANES_HOST_SCATTER;
+}
+static inline bool lanes_is_scatter(lanes_algorithm a) {
+    return a == LANES_SCATTER || a == LANES_HOST_SCATTER;
+}
+/* Moves bytes: the dtype of such a call is 0. */
+static inline bool lanes_is_gather(lanes_algorithm a) {
+    return a >= LANES_SCATTER && !lanes_is_scatter(a);
 }
 
 typedef struct lanes_call {
@@ -227,6 +274,7 @@ typedef struct lanes_call {
 } lanes_call;
 
 #define LANES_MOST_BYTES 65536
+#define LANES_FLAG_BYTES 2048
 #define LANES_MOST_LANES 4
 
 typedef struct lanes_group lanes_group;
@@ -285,7 +333,8 @@ static void lanes_open(lanes_group *g, int world, int lanes, unsigned deadline_m
     p->pull_bytes = 8192;
     p->max_blocks = 16;
     p->flags = 2 * (oh_u64)world * p->slot_bytes;
-    p->pull = p->flags;
+    p->flag_bytes = LANES_FLAG_BYTES;
+    p->pull = p->flags + 2 * (oh_u64)world * p->flag_bytes;
     p->signals = p->pull + 2 * p->pull_bytes;
     p->control = p->signals + oh_round_up(p->max_blocks * OH_SIGNAL_BLOCK_BYTES, 4096);
     for (int r = 0; r < world; r++) {
@@ -326,6 +375,11 @@ static void lanes_preset(lanes_group *g, uint32_t first_epoch) {
 }
 
 static oh_host_kernel lanes_kernel(const lanes_group *g, const lanes_call *c) {
+    if (c->algorithm >= LANES_SCATTER)
+        return lanes_parts_bodies[c->algorithm - LANES_SCATTER][c->dtype == ONEHOP_FLOAT32]
+                                 [g->world == 2   ? 1
+                                  : g->world == 4 ? 2
+                                                  : 0];
     if (c->algorithm == LANES_HOST_1SHOT) return lanes_host_1shot;
     if (c->algorithm == LANES_HOST_2SHOT) return lanes_host_2shot;
     if (c->algorithm >= LANES_MULTICAST_1SHOT)
@@ -355,6 +409,15 @@ static void lanes_body(const void *args, oh_grid grid) {
 static size_t lanes_chunk(const lanes_group *g, const lanes_call *c, size_t bytes) {
     const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES);
     if (c->algorithm == LANES_HOST_1SHOT && padded <= g->planes.pull_bytes / 2) return padded;
+    if (c->algorithm == LANES_GATHER_FLAGS) return padded;
+    if (c->algorithm == LANES_GATHER_PUSH || lanes_is_scatter(c->algorithm) ||
+        c->algorithm == LANES_HOST_GATHER) {
+        const size_t parts = c->algorithm == LANES_HOST_GATHER ? 1 : (size_t)g->world;
+        const size_t room =
+            c->algorithm == LANES_SCATTER ? 2 * g->planes.slot_bytes : g->planes.pull_bytes / parts;
+        const size_t most = oh_round_down(room / 4, OH_UNIT_BYTES);
+        return padded < most ? padded : most;
+    }
     if (c->algorithm == LANES_PUSH_2SHOT) {
         const size_t whole = (size_t)g->world * g->planes.slot_bytes / 2;
         return padded <= whole ? padded : whole / 2;
@@ -400,22 +463,85 @@ static void lanes_fill_row(lanes_rank *own, bool direct, bool in_place) {
     }
 }
 
+/* Byte `i` of a rank's part of an all-gather: runs of bits that look like sentinels, zeros, anything. */
+static inline unsigned char lanes_byte(size_t seed, int rank, size_t i) {
+    uint64_t random = seed * 1000003u + (uint64_t)rank * 8191u + i / 24;
+    const uint64_t lot = random_next(&random);
+    if (lot % 4 == 0) return 0xFF;
+    return lot % 4 == 1 ? 0 : (unsigned char)(lot >> i % 24);
+}
+
+/* Places and fills the buffers of a call in which ranks have parts. */
+static void lanes_prepare_parts(lanes_rank *own, size_t index, size_t bytes, size_t off) {
+    const lanes_call *c = &own->group->calls[index];
+    const size_t all = bytes * (size_t)own->group->world, mine = bytes * (size_t)own->rank;
+    const bool scatter = lanes_is_scatter(c->algorithm);
+    oh_args *a = &own->args;
+    unsigned char *in, *out = guarded_place(&own->out, scatter && !c->in_place ? bytes : all, off);
+    if (c->in_place)
+        in = scatter ? out : out + mine;
+    else
+        in = guarded_place(&own->in, scatter ? all : bytes, off);
+    if (scatter)
+        input_fill(in, c->kind, index + 1, own->rank, 0, c->count * (size_t)own->group->world,
+                   c->dtype);
+    else
+        for (size_t i = 0; i < bytes; i++) in[i] = lanes_byte(index + 1, own->rank, i);
+    a->in = (uintptr_t)in;
+    a->out = (uintptr_t)(scatter && c->in_place ? out + mine : out);
+}
+
+/* What is expected of such a call, of all that lies in the output's buffer. */
+static void lanes_verify_parts(lanes_rank *own, size_t index, const char *what) {
+    const lanes_call *c = &own->group->calls[index];
+    const size_t size = reference_element_bytes(c->dtype), world = (size_t)own->group->world;
+    if (lanes_is_scatter(c->algorithm)) {
+        const size_t first = c->count * (size_t)own->rank;
+        unsigned char *out = (unsigned char *)(uintptr_t)own->args.out;
+        if (c->in_place) {
+            input_fill(own->expected, c->kind, index + 1, own->rank, 0, c->count * world, c->dtype);
+            reference_of_inputs(own->expected + first * size, c->kind, index + 1, (int)world, first,
+                                c->count, c->dtype);
+            expect_equal(own->expected, out - first * size, c->count * world, c->dtype, what);
+            return;
+        }
+        reference_of_inputs(own->expected, c->kind, index + 1, (int)world, first, c->count,
+                            c->dtype);
+        expect_equal(own->expected, out, c->count, c->dtype, what);
+        return;
+    }
+    const unsigned char *out = (const unsigned char *)(uintptr_t)own->args.out;
+    for (size_t i = 0; i < world * c->count; i++) {
+        const unsigned char byte = lanes_byte(index + 1, (int)(i / c->count), i % c->count);
+        if (out[i] != byte)
+            FAIL("%s: byte %zu of part %zu: expected 0x%02x, found 0x%02x", what, i % c->count,
+                 i / c->count, byte, out[i]);
+    }
+}
+
 /* Lane 0, before the others start. The input is overwritten here, which the call before must have
  * made sure nobody reads any more; and the output. */
 static void lanes_prepare(lanes_rank *own, size_t index) {
     lanes_group *g = own->group;
     const lanes_call *c = &g->calls[index];
-    const bool row = g->rows && c->algorithm >= LANES_PULL_1SHOT, direct = row && index % 3;
+    const bool row = g->rows && c->algorithm >= LANES_PULL_1SHOT && c->algorithm < LANES_SCATTER;
+    const bool direct = row && index % 3;
     const bool in_place = c->in_place && !(direct && c->algorithm == LANES_PULL_1SHOT);
-    const size_t size = reference_element_bytes(c->dtype), bytes = c->count * size;
+    const size_t size = lanes_is_gather(c->algorithm) ? 1 : reference_element_bytes(c->dtype);
+    const size_t bytes = c->count * size;
     const size_t off = (index * 3 + (size_t)own->rank) % (16 / size) * size * (index % 3 == 0);
+    const oh_u64 step = c->algorithm >= LANES_SCATTER ? bytes : 0;
     oh_args *a = &own->args;
     guarded_place(&own->in, 0, 0);
-    void *in = guarded_place(in_place ? &own->out : &own->in, bytes, off);
     memset(a, 0, sizeof *a);
-    input_fill(in, c->kind, index + 1, own->rank, 0, c->count, c->dtype);
-    a->in = (uintptr_t)in;
-    a->out = in_place ? a->in : (uintptr_t)guarded_place(&own->out, bytes, off);
+    if (step) {
+        lanes_prepare_parts(own, index, bytes, off);
+    } else {
+        void *in = guarded_place(in_place ? &own->out : &own->in, bytes, off);
+        input_fill(in, c->kind, index + 1, own->rank, 0, c->count, c->dtype);
+        a->in = (uintptr_t)in;
+        a->out = in_place ? a->in : (uintptr_t)guarded_place(&own->out, bytes, off);
+    }
     if (row) {
         a->row = (uintptr_t)&own->row;
         a->tag = (oh_u32)index + 1;
@@ -427,7 +553,7 @@ static void lanes_prepare(lanes_rank *own, size_t index) {
     a->chunks = (oh_u32)((bytes + a->chunk_bytes - 1) / a->chunk_bytes);
     const size_t piece = bytes < a->chunk_bytes ? bytes : a->chunk_bytes;
     a->units = (oh_u32)((piece + OH_UNIT_BYTES - 1) / OH_UNIT_BYTES);
-    a->whole = (a->in | a->out) % OH_UNIT_BYTES ? 0 : (oh_u32)(piece / OH_UNIT_BYTES);
+    a->whole = (a->in | a->out | step) % OH_UNIT_BYTES ? 0 : (oh_u32)(piece / OH_UNIT_BYTES);
     a->dtype = (oh_u32)c->dtype;
     a->hash = c->hash
                   ? c->hash
@@ -470,8 +596,12 @@ static void lanes_verify(lanes_rank *own, size_t index) {
     if (kind || word >> 32)
         FAIL("%s: the call failed: kind %u, site %u, peer %d, epoch %u", what, kind,
              own->page.record.site, own->page.record.peer, own->page.record.epoch);
-    reference_of_inputs(own->expected, c->kind, index + 1, g->world, 0, c->count, c->dtype);
-    expect_equal(own->expected, (void *)(uintptr_t)own->args.out, c->count, c->dtype, what);
+    if (c->algorithm >= LANES_SCATTER) {
+        lanes_verify_parts(own, index, what);
+    } else {
+        reference_of_inputs(own->expected, c->kind, index + 1, g->world, 0, c->count, c->dtype);
+        expect_equal(own->expected, (void *)(uintptr_t)own->args.out, c->count, c->dtype, what);
+    }
     guarded_check(&own->out, what);
     lanes_expect_armed(own, (oh_u32)word & 1u, index);
 }
@@ -482,6 +612,8 @@ static void lanes_set_chaos(const lanes_group *g, const lanes_call *c, bool held
     const size_t stores = lanes_is_host_path(c->algorithm) ? 4
                           : c->algorithm == LANES_PUSH
                               ? 2 * words * (size_t)(g->world - 1) / (size_t)g->lanes
+                          : lanes_is_gather(c->algorithm)
+                              ? (c->count + 15) / 16 * (size_t)(g->world + 1) / (size_t)g->lanes
                               : words / 4 * (size_t)(g->world + 3) / (size_t)g->lanes;
     chaos_here.left = held ? 6 * g->holds : g->holds;
     chaos_here.mask = 0;

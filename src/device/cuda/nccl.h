@@ -15,6 +15,8 @@ typedef struct oh_nccl_id {
     X(ncclGetUniqueId, (oh_nccl_id *))                                                             \
     X(ncclCommInitRank, (void **, int, oh_nccl_id, int))                                           \
     X(ncclAllReduce, (const void *, void *, size_t, int, int, void *, onehop_stream_t))            \
+    X(ncclReduceScatter, (const void *, void *, size_t, int, int, void *, onehop_stream_t))        \
+    X(ncclAllGather, (const void *, void *, size_t, int, void *, onehop_stream_t))                 \
     X(ncclCommDestroy, (void *))                                                                   \
     X(ncclCommAbort, (void *))
 
