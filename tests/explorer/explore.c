@@ -36,6 +36,7 @@ typedef struct row {
 #define INPUT(n)             {WRITE, 1, 1, n, 0}
 #define PULL1(b, t, n)       {DIRECT_1SHOT, b, t, n, 0}
 #define PULL2(b, t, n)       {DIRECT_2SHOT, b, t, n, 0}
+#define GATHER(chunks)       {GATHER_PUSH, 1, 1, chunks, 0}
 #define CALLS(...)           .calls = {__VA_ARGS__}
 
 #define WIDE_NARROW_WIDE CALLS(GRID(2, 1, 2), GRID(1, 1, 1), GRID(2, 1, 2))
@@ -48,6 +49,7 @@ typedef struct row {
 #define WIDE_PULL1       CALLS(INPUT(2), PULL1(1, 2, 2), INPUT(2))
 #define TWO_THREADS      CALLS(CHUNKED(2, 1, 6, 2), CHUNKED(1, 1, 3, 1))
 #define THREE_2SHOT      CALLS(TWO_SHOT(1, 1, 2, 0), TWO_SHOT(1, 1, 2, 0), TWO_SHOT(1, 1, 2, 0))
+#define THREE_GATHERS    CALLS(GATHER(1), GATHER(1), GATHER(1))
 #define CHUNKS_2SHOT     CALLS(TWO_SHOT(1, 1, 8, 2), TWO_SHOT(1, 1, 4, 0), TWO_SHOT(1, 1, 5, 2))
 
 /* clang-format off */
@@ -126,6 +128,14 @@ static const row rows[] = {
     {"direct pull", "2shot, exit relaxed", BAD, false, {.world = 2, .exits_relaxed = true, TWO_PULL2}},
     {"direct pull", "2shot, exit relaxed, stores in order", GOOD, false, {.world = 2, .exits_relaxed = true, .in_order = true, TWO_PULL2}},
     {"direct pull", "enter and exit in one word", BAD, false, {.world = 2, .one_signal = true, TWO_PULL1}},
+
+    /* ---- gather_push ---- */
+    {"gather_push", "one chunk, three calls, W=2", GOOD, false, {.world = 2, THREE_GATHERS}},
+    {"gather_push", "six chunks, one, two, W=2", GOOD, false, {.world = 2, CALLS(GATHER(6), GATHER(1), GATHER(2))}},
+    {"gather_push", "and 1shot_push, W=2", GOOD, false, {.world = 2, CALLS(GATHER(2), GRID(1, 1, 1), GATHER(2))}},
+    {"gather_push", "three sub-slots", BAD, false, {.world = 2, .host_sub_slots = 3, CALLS(GATHER(6))}},
+    {"gather_push", "one phase", BAD, false, {.world = 2, .one_phase = true, THREE_GATHERS}},
+    {"gather_push", "flags relaxed", BAD, false, {.world = 2, .flags_relaxed = true, THREE_GATHERS}},
     /* ---- the same bodies on the host device: one lane, fences in place of kernels ---- */
     {"1shot_push lane", "five grids, W=2", GOOD, false, {.world = 2, .lane = true, FIVE_GRIDS}},
     {"1shot_push lane", "three calls, W=3", GOOD, false, {.world = 3, .lane = true, THREE_SMALL}},

@@ -134,14 +134,15 @@ static bool become_visible(search *s, state *x, int t, int i) {
     return true;
 }
 
-static bool may_read(const state *x, int t, const op *o, uint16_t value) {
+static bool may_read(const machine *m, const state *x, int t, const op *o, uint16_t value) {
     switch (o->kind) {
     case OP_AWAIT_DATA:
         return value != 0;
     case OP_AWAIT_EPOCH:
         return EPOCH_OF(value) == x->epoch[t];
     case OP_AWAIT_STEPS:
-        return EPOCH_OF(value) == x->epoch[t] && TAG_OF(value) >= o->tag;
+        return (EPOCH_OF(value) == x->epoch[t] && TAG_OF(value) >= o->tag) ||
+               (o->or_next && EPOCH_OF(value) == epoch_after(m, x->epoch[t]));
     default:
         return true;
     }
@@ -226,7 +227,7 @@ static step step_at_once(search *s, state *x, int t) {
         if (s->m->branches_on_all || !s->alone[t][x->at[t]]) return NO_STEP;
         return read_word(s, x, t, o) ? A_STEP : AN_ERROR;
     case OP_AWAIT_DATA:
-        if (s->m->branches_on_all || !may_read(x, t, o, value_seen(x, t, word_of(x, t, o))))
+        if (s->m->branches_on_all || !may_read(s->m, x, t, o, value_seen(x, t, word_of(x, t, o))))
             return NO_STEP;
         return read_word(s, x, t, o) ? A_STEP : AN_ERROR;
     default:
@@ -345,7 +346,7 @@ static bool find_step(const search *s, frame *f) {
             const op *o = &m->threads[t].ops[x->at[t]];
             /* What settle has left of these waits at a barrier. */
             if (o->kind == OP_START || o->kind == OP_MEET || o->kind == OP_END) continue;
-            if (may_read(x, t, o, value_seen(x, t, word_of(x, t, o)))) return true;
+            if (may_read(s->m, x, t, o, value_seen(x, t, word_of(x, t, o)))) return true;
         }
     }
     return false;

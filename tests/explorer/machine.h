@@ -39,7 +39,8 @@ typedef enum op_kind {
     OP_FENCE,       /* acq_rel */
     OP_AWAIT_DATA,  /* polls until the word is not armed; it must carry the tag */
     OP_AWAIT_EPOCH, /* polls until the word has this epoch; it must carry the tag */
-    OP_AWAIT_STEPS, /* polls until the word has this epoch and at least the tag */
+    OP_AWAIT_STEPS, /* polls until the word has this epoch and at least the tag, or the next epoch if
+                       `or_next` */
     OP_READ,        /* reads at once; the word must carry the tag */
     OP_GUARD,       /* reads `span` epoch words: each must be the last call's or this one's */
     OP_MEET,        /* group_sync */
@@ -56,6 +57,7 @@ typedef struct op {
     uint8_t call;
     bool with_epoch; /* the value carries the epoch */
     bool release;
+    bool or_next;
     uint16_t tag;
 } op;
 

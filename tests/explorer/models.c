@@ -107,7 +107,7 @@ static int take(machine *out, int count, const char *name) {
 static void lay_out(builder *b) {
     const model *m = b->m;
     layout *at = &b->at;
-    bool host = false, direct = false;
+    bool areas = false, host = false, direct = false;
     at->unit_words = or_default(m->unit_words, 1);
     at->threads = at->blocks = 1;
     for (const call *c = m->calls; c->units; c++) {
@@ -127,6 +127,10 @@ static void lay_out(builder *b) {
                    shard_begin(c, m->world, 1) * (chunks_of(c) > 1 && !m->one_result ? 2 : 1);
         if (c->blocks + 1 > at->blocks) at->blocks = c->blocks + 1;
         if (c->threads > at->threads) at->threads = c->threads;
+        if (c->algorithm == GATHER_PUSH) {
+            direct = areas = true;
+            continue;
+        }
         if (!is_push(c)) {
             direct = true;
             if (c->units > at->units) at->units = c->units;
@@ -144,9 +148,8 @@ static void lay_out(builder *b) {
         at->inputs = take(b->out, m->world * at->units, "input");
         at->outputs = take(b->out, m->world * at->units, "output");
     }
-    if (!host) return;
-    at->progress = take(b->out, 2 * m->world, "progress");
-    at->areas = take(b->out, m->world * 2 * 4 * m->world, "area");
+    if (host) at->progress = take(b->out, 2 * m->world, "progress");
+    if (host || areas) at->areas = take(b->out, m->world * 2 * 4 * m->world, "area");
 }
 
 /* ---- ops
@@ -352,7 +355,8 @@ static void emit_call_end(const builder *b, program *p, int k) {
     const model *m = b->m;
     const call *c = &m->calls[k];
     const int grid = c->blocks + 1, flips = m->phase_per_chunk ? chunks_of(c) - 1 : 0;
-    const bool met = c->algorithm != PUSH_1SHOT && p->block < c->blocks;
+    const bool met =
+        c->algorithm != PUSH_1SHOT && c->algorithm != GATHER_PUSH && p->block < c->blocks;
     if (!m->no_meeting && !m->lane && !met) emit_at(p, OP_MEET, k);
     switch (m->epochs) {
     case EPOCHS_BY_STRIDE:
@@ -429,6 +433,34 @@ static void emit_direct(const builder *b, program *p, int k) {
     if (!m->no_exit) emit_hear(b, p, 1);
 }
 
+/* oh_gather_push: in a rank's area each source has a word for each sub-slot. */
+static void emit_gather_push(const builder *b, program *p, int k) {
+    const model *m = b->m;
+    const int chunks = m->calls[k].units, subs = or_default(m->host_sub_slots, 4);
+    for (int chunk = 0; chunk <= chunks; chunk++) {
+        for (int d = 1; d < m->world && chunk < chunks; d++) {
+            const int to = (p->rank + d) % m->world;
+            emit(p, OP_STORE, area_word(b, to, chunk % subs, p->rank), area_step(b),
+                 tag_of(k, chunk))
+                ->readers = (uint8_t)(1 << to);
+        }
+        for (int d = 1; d < m->world && chunk < chunks; d++) {
+            const int to = (p->rank + d) % m->world;
+            op *o = emit(p, OP_STORE, signal_word(b, to, p->rank, p->block, 0), 0, chunk + 1);
+            o->with_epoch = true;
+            o->release = !m->flags_relaxed;
+        }
+        for (int d = 1; d < m->world && chunk; d++) {
+            const int from = (p->rank + d) % m->world;
+            emit(p, OP_AWAIT_STEPS, signal_word(b, p->rank, from, p->block, 0), 0, chunk)->or_next =
+                true;
+        }
+        for (int d = 1; d < m->world && chunk; d++)
+            emit(p, OP_READ, area_word(b, p->rank, (chunk - 1) % subs, (p->rank + d) % m->world),
+                 area_step(b), tag_of(k, chunk - 1));
+    }
+}
+
 static void emit_block(const builder *b, program *p, int k) {
     const call *c = &b->m->calls[k];
     if (c->algorithm == WRITE) {
@@ -442,6 +474,8 @@ static void emit_block(const builder *b, program *p, int k) {
         emit_2shot(b, p, k);
     else if (c->algorithm == PUSH_1SHOT)
         emit_data(b, p, k);
+    else if (c->algorithm == GATHER_PUSH)
+        emit_gather_push(b, p, k);
     else
         emit_direct(b, p, k);
     emit_call_end(b, p, k);

@@ -13,7 +13,8 @@ typedef enum algorithm {
     HOST_2SHOT,
     WRITE, /* a kernel of the rank's own: reads the output of the call before, writes its input */
     DIRECT_1SHOT, /* pull by a row's addresses, right after a WRITE */
-    DIRECT_2SHOT
+    DIRECT_2SHOT,
+    GATHER_PUSH /* a block of one thread, with a unit in a chunk; units are chunks */
 } algorithm;
 
 typedef struct call {
@@ -47,9 +48,10 @@ typedef struct model {
     bool scatters_ahead; /* 2shot_push: chunk k+1 before it gathers chunk k */
     bool no_boundary, overlap, no_meeting, no_signatures, wraps_to_odd;
     /* direct pull */
+    bool flags_relaxed; /* gather_push */
     bool no_enter, no_exit, exits_early, exits_unmet, exits_relaxed, one_signal;
     /* host paths */
-    int host_sub_slots;     /* 0 means 4 */
+    int host_sub_slots;     /* 0 means 4; of gather_push too */
     int stages, results;    /* 0 means 2 */
     bool publishes_relaxed; /* progress and signature without release */
     bool publishes_late;    /* host_1shot: chunk k after chunk k-1 is read */

@@ -197,11 +197,16 @@ OH_KERNEL(lanes_flags_w4, 0, oh_gather_flags(a, g, 4u))
 OH_KERNEL(lanes_flags_any, 0, oh_gather_flags(a, g, 0u))
 OH_KERNEL(lanes_gather_push, 0, oh_gather_push(a, g))
 #define oh_vector_table chaos_vector_table
+/* All four, for the header that declares them is read once. */
+#define oh_host_1shot   lanes_host_1shot
+#define oh_host_2shot   lanes_host_2shot
 #define oh_host_scatter lanes_host_scatter
 #define oh_host_gather  lanes_host_gather
 #include "kernels/host_parts.c"
 #undef oh_host_gather
 #undef oh_host_scatter
+#undef oh_host_2shot
+#undef oh_host_1shot
 #undef oh_vector_table
 /* [algorithm - LANES_SCATTER][float32 or not][any, 2, 4 ranks] */
 static const oh_host_kernel lanes_parts_bodies[5][2][3] = {
