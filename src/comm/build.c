@@ -37,6 +37,9 @@ static onehop_result build_one(oh_device *device, uint32_t cross, int kernel,
         result = cross ? cross_compile(&program, cross)
                        : device->ops->build(device, &program, &list[kernel], out);
     oh_program_free(&program);
+    if (result == ONEHOP_ERR_INTERNAL && op) /* local memory, or too many registers */
+        result = oh_error(ONEHOP_ERR_UNSUPPORTED, "the expression must become simpler: %s",
+                          onehop_last_error());
     return result;
 }
 
