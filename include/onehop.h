@@ -698,6 +698,96 @@ typedef struct onehop_stats {
 /* Errors: NULL. Since 0.1. */
 ONEHOP_API onehop_result onehop_get_stats(const onehop_t *context, onehop_stats *stats_out);
 
+/* ---- kernels built at run time ----------------------------------------------------------------- */
+
+/* On CUDA the library's own sources can be compiled again while it runs, by NVRTC (a library of the CUDA
+ * toolkit and of PyTorch's wheels, opened if it is there; ONEHOP_NVRTC names it), for exactly the GPU that
+ * is there. What was compiled is kept on disk: ONEHOP_CACHE_DIR, else $XDG_CACHE_HOME/onehop, else
+ * ~/.cache/onehop; a cache that cannot be used costs time and a line in the log. ONEHOP_JIT=off
+ * forbids it all. A context whose GPU the library has no code for is created with such kernels. */
+
+/* Build kernels also where those that are loaded were compiled for exactly this GPU already. */
+#define ONEHOP_PREPARE_ALWAYS 1u
+
+typedef struct onehop_prepare_config {
+    size_t struct_size;
+    uint32_t dtypes; /* a bit 1 << onehop_dtype for each type of the calls to come; 0: all */
+    uint32_t flags;  /* ONEHOP_PREPARE_* */
+} onehop_prepare_config;
+
+/* Collective: the kernels that the context's calls can launch are compiled for this GPU, or loaded
+ * from the cache, and take the place of those that were compiled for another (say, an older one of
+ * its family). Ranks with GPUs of one kind share the work. Succeeds on all ranks or fails on all with the
+ * same message; then the old kernels go on working. The bits of results do not change, nor do graphs
+ * captured before. Blocks: seconds for what is not in the cache, and it may wait for work of the
+ * GPU. Later calls compile nothing. On the host device and in a group of one rank there is nothing to
+ * do. config may be NULL. The _all form serves one thread that drives all `n` ranks of a group.
+ * Errors: NULL, STRUCT_SIZE, ARGUMENT, STATE (capturing), ENVIRONMENT, UNSUPPORTED (no compiler, or it does
+ * not know the GPU), DISAGREEMENT, MEMORY, DRIVER, -3xx; those of onehop_group_allgather. Since 0.1. */
+ONEHOP_API onehop_result onehop_prepare(onehop_t *context, const onehop_prepare_config *config);
+ONEHOP_API onehop_result onehop_prepare_all(onehop_t *const *contexts, int n,
+                                            const onehop_prepare_config *config);
+
+/* An expression of the caller's that is applied to each element of a sum, within the all-reduce and
+ * before the one rounding: out[i] = round(expression), where x is the sum in fp32. */
+typedef struct onehop_custom_op onehop_op_t;
+
+/* Most scalars, and most arrays, that an expression names. */
+#define ONEHOP_OP_NAMES 8
+
+typedef struct onehop_op_config {
+    size_t struct_size;
+    /* CUDA C, of type float; to 4096 characters, over several lines if wanted. For example
+     * "x * scale + bias[col]". It knows
+     *   x         the sum, float
+     *   i         index of the element in the message, unsigned 64 bits
+     *   row, col  i / row_length and i % row_length
+     * the scalars (float) and arrays (indexed, elements read as float) named below, and the device functions
+     * of CUDA. A constant wants its f: 0.5f. It is code and runs as such: take it only from whom
+     * you trust. Indices into arrays are not checked. */
+    const char *expression;
+    onehop_dtype dtype;                   /* of the messages */
+    uint32_t reserved;                    /* 0 */
+    size_t row_length;                    /* elements; 0: the message is one row */
+    const char *scalars[ONEHOP_OP_NAMES]; /* names; NULL: none */
+    const char *arrays[ONEHOP_OP_NAMES];
+    onehop_dtype array_dtypes[ONEHOP_OP_NAMES]; /* ONEHOP_FLOAT32, or dtype */
+} onehop_op_config;
+
+/* Collective: compiles the expression into the kernels of all algorithms, for one type of messages.
+ * All ranks give the same config. Blocks as onehop_prepare does. The strings are read during the call
+ * only. Not for the host device, which has no compiler, nor for a group of one rank. Errors:
+ * as onehop_prepare; ARGUMENT with the compiler's own message, in which "expression(2)" is the second line
+ * of the expression; DTYPE, TOO_LARGE. Since 0.1. */
+ONEHOP_API onehop_result onehop_op_create(onehop_t *context, const onehop_op_config *config,
+                                          onehop_op_t **op_out);
+ONEHOP_API onehop_result onehop_op_create_all(onehop_t *const *contexts, int n,
+                                              const onehop_op_config *config,
+                                              onehop_op_t **ops_out);
+
+/* Local, at any time: calls that were made, and graphs, go on. */
+ONEHOP_API void onehop_op_destroy(onehop_op_t *op);
+
+/* What the names of an expression stand for in one call; each at the index it has in the config. */
+typedef struct onehop_op_values {
+    size_t struct_size;
+    float scalars[ONEHOP_OP_NAMES]; /* equal on all ranks: part of what is compared */
+    /* Memory of this rank's device, aligned to an element, with equal content on all ranks, since
+     * each rank may compute a part for all. Read in stream order: it may be written by work before the call, must not
+     * overlap `out`, and stays valid like `in`. */
+    const void *arrays[ONEHOP_OP_NAMES];
+} onehop_op_values;
+
+/* As onehop_all_reduce_with, of op->dtype and ONEHOP_SUM, with the expression of `op`, which was made from this
+ * context. call and, if the expression names nothing, values may be NULL. The same bits on all ranks, by
+ * every algorithm and size; NaN is canonical. Neither NCCL nor multicast takes such calls. In a graph scalars
+ * and addresses are those of the capture. Errors: those of onehop_all_reduce_with, ARGUMENT (op of
+ * another context). Since 0.1. */
+ONEHOP_API onehop_result onehop_all_reduce_op(onehop_t *context, const void *in, void *out,
+                                              size_t count, const onehop_op_t *op,
+                                              const onehop_op_values *values,
+                                              const onehop_call *call, onehop_stream_t stream);
+
 /* ---- host streams ---------------------------------------------------------------------------- */
 
 /* A queue with a worker thread, for the host device: what a CUDA stream is to a GPU. Needed when

@@ -53,6 +53,14 @@ void oh_sleep_us(unsigned us);
     X(NVLS, "NCCL_NVLS_ENABLE", "int", "", "0 forbids multicast to NCCL, and to onehop")           \
     X(NO_MULTICAST, "TORCH_SYMM_MEM_DISABLE_MULTICAST", "bool", "",                                \
       "1 forbids multicast to PyTorch, and to onehop")                                             \
+    X(JIT, "ONEHOP_JIT", "string", "on", "off: no kernel is compiled at run time")                 \
+    X(JIT_ARCH, "ONEHOP_JIT_ARCH", "int", "",                                                      \
+      "host device: compile for this GPU (90 for sm_90) what would be compiled on it")             \
+    X(NVRTC, "ONEHOP_NVRTC", "string", "",                                                         \
+      "the NVRTC library for that; by default it is looked for")                                   \
+    X(CACHE_DIR, "ONEHOP_CACHE_DIR", "string", "", "where kernels built at run time are kept")     \
+    X(XDG_CACHE_HOME, "XDG_CACHE_HOME", "string", "", "else in the directory onehop of this one")  \
+    X(HOME, "HOME", "string", "", "else in .cache/onehop of this one")                             \
     X(RANK, "RANK", "int", "", "rank, if the program gives none (set by torchrun)")                \
     X(WORLD_SIZE, "WORLD_SIZE", "int", "", "number of ranks (torchrun)")                           \
     X(LOCAL_RANK, "LOCAL_RANK", "int", "", "GPU of this rank (torchrun)")                          \

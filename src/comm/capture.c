@@ -205,8 +205,7 @@ onehop_result onehop_capture_end_mapped(onehop_t *context, const void *const *in
     return result;
 }
 
-/* The contexts of a call on all ranks: the whole group, in rank order. */
-static onehop_result check_all(onehop_t *const *contexts, int n, const char *call) {
+onehop_result oh_check_all(onehop_t *const *contexts, int n, const char *call) {
     if (!contexts) return oh_error(ONEHOP_ERR_NULL, "%s: contexts is NULL", call);
     for (int r = 0; r < n; r++) {
         if (!contexts[r]) return oh_error(ONEHOP_ERR_NULL, "%s: context %d is NULL", call, r);
@@ -219,7 +218,7 @@ static onehop_result check_all(onehop_t *const *contexts, int n, const char *cal
 }
 
 onehop_result onehop_capture_begin_all(onehop_t *const *contexts, int n) {
-    onehop_result result = check_all(contexts, n, "onehop_capture_begin_all");
+    onehop_result result = oh_check_all(contexts, n, "onehop_capture_begin_all");
     for (int r = 0; r < n && !result; r++)
         if (contexts[r]->capturing)
             result = oh_error(ONEHOP_ERR_STATE,
@@ -229,7 +228,7 @@ onehop_result onehop_capture_begin_all(onehop_t *const *contexts, int n) {
 }
 
 onehop_result onehop_capture_end_all(onehop_t *const *contexts, int n) {
-    onehop_result result = check_all(contexts, n, "onehop_capture_end_all");
+    onehop_result result = oh_check_all(contexts, n, "onehop_capture_end_all");
     for (int r = 0; r < n && !result; r++)
         result = check_end(contexts[r], "onehop_capture_end_all");
     if (result) return result;

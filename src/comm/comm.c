@@ -50,9 +50,26 @@ static onehop_result resolve_timeout(uint32_t given, uint32_t *out) {
     return result;
 }
 
+onehop_result oh_comm_check_fit(const onehop_comm *comm, int kernel, const oh_function *function,
+                                uint32_t ranks_per_device) {
+    size_t count;
+    const oh_kernel *k = &oh_kernel_list(&count)[kernel];
+    const uint32_t blocks = comm->dispatch.planes.max_blocks;
+    uint32_t resident = 0;
+    onehop_result result =
+        comm->device->ops->resident_blocks(comm->device, function, k->max_threads, &resident);
+    if (!result && comm->dispatch.kind == ONEHOP_DEVICE_CUDA &&
+        (uint64_t)blocks * ranks_per_device > resident)
+        result = oh_error(ONEHOP_ERR_ARGUMENT,
+                          "communicator: max_blocks is %u with %u ranks on a GPU, but only %u "
+                          "blocks of %s fit at once",
+                          blocks, ranks_per_device, resident, k->name);
+    return result;
+}
+
 static onehop_result load_functions(onehop_comm *comm, uint32_t ranks_per_device) {
     size_t count;
-    const oh_kernel *kernels = oh_kernel_list(&count);
+    (void)oh_kernel_list(&count);
     comm->functions = calloc(count, sizeof *comm->functions);
     if (!comm->functions)
         return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory for %zu functions", count);
@@ -69,20 +86,10 @@ static onehop_result load_functions(onehop_comm *comm, uint32_t ranks_per_device
                 used |= comm->dispatch.kernels[a][d] == (int)i ||
                         comm->dispatch.multicast[a][d] == (int)i;
         if (!used) continue;
-        onehop_result result =
-            comm->device->ops->load(comm->device, &kernels[i], 1, &comm->functions[i]);
-        uint32_t resident = 0;
+        onehop_result result = oh_comm_make_function(comm, (int)i, &comm->functions[i]);
         if (!result)
-            result = comm->device->ops->resident_blocks(comm->device, &comm->functions[i],
-                                                        kernels[i].max_threads, &resident);
+            result = oh_comm_check_fit(comm, (int)i, &comm->functions[i], ranks_per_device);
         if (result) return result;
-        if (comm->dispatch.kind == ONEHOP_DEVICE_CUDA &&
-            (uint64_t)comm->dispatch.planes.max_blocks * ranks_per_device > resident)
-            return oh_error(ONEHOP_ERR_ARGUMENT,
-                            "communicator: max_blocks is %u with %u ranks on a GPU, but only %u "
-                            "blocks of %s fit at once",
-                            comm->dispatch.planes.max_blocks, ranks_per_device, resident,
-                            kernels[i].name);
     }
     return ONEHOP_OK;
 }

@@ -60,6 +60,8 @@ typedef struct oh_request {
     onehop_stream_t stream;
     uint32_t row; /* with source GRAPH; the caller's, or taken for this call */
     onehop_collective collective;
+    const onehop_op_t *custom; /* of an all-reduce; NULL: none */
+    const onehop_op_values *values;
 } oh_request;
 
 /* Of the message, or of one rank's part. */
@@ -88,6 +90,13 @@ onehop_result oh_comm_open(const onehop_comm_config *config, const oh_comm_parts
 /* Launches a planned call on a stream of which `info` tells. */
 onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *request, const oh_plan *plan,
                              const oh_stream_info *info);
+
+/* A kernel ready to launch: of the library's image, or built at run time if that has no code for this
+ * device. */
+onehop_result oh_comm_make_function(onehop_comm *comm, int kernel, oh_function *out);
+/* ARGUMENT if the largest grid does not fit on the device at once. */
+onehop_result oh_comm_check_fit(const onehop_comm *comm, int kernel, const oh_function *function,
+                                uint32_t ranks_per_device);
 
 /* Fills rows that are taken, their tags included; empties and releases them. */
 onehop_result oh_comm_rows_fill(onehop_comm *comm, const uint32_t *rows, oh_row *values,

@@ -103,6 +103,9 @@ onehop_result oh_multicast_set_up_all(onehop_t *const *ctx, int n);
 onehop_result oh_context_hand_over(onehop_t *ctx, const oh_offer *offers);
 onehop_result oh_context_finish(onehop_t *ctx);
 
+/* The contexts of a call on all ranks: the whole group, in rank order. */
+onehop_result oh_check_all(onehop_t *const *contexts, int n, const char *call);
+
 /* Before the launch of a call that is being captured: room to note it, and its row if it takes one.
  */
 onehop_result oh_capture_prepare(onehop_t *ctx, const oh_plan *plan, const oh_stream_info *info,

@@ -1,6 +1,6 @@
 /* From a validated request to a launch. The fast path of the library: no allocation, lock, log or
  * system call beyond the launch. */
-#include "comm/comm.h"
+#include "comm/build.h"
 #include "device/cuda/nccl.h"
 
 #include <string.h>
@@ -24,6 +24,7 @@ static uint32_t hash_of(const oh_request *q, const oh_plan *plan) {
     h = mix(h, (uint64_t)c->blocks << 32 | c->threads);
     h = mix(h, plan->chunk_bytes);
     if (c->source == ONEHOP_SOURCE_GRAPH) h = mix(h, oh_request_in_place(q));
+    if (q->custom) h = mix(h, oh_custom_identity(q->custom, q->values));
     return (uint32_t)(h >> 32);
 }
 
@@ -92,9 +93,10 @@ onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_pl
         args.row = comm->args.local + comm->args.planes.rows + q->row * sizeof(oh_row);
         args.tag = comm->row_tags[q->row];
     }
-    const oh_launch launch = {
-        &comm->functions[plan->kernel], &args,    sizeof args, plan->choice.blocks,
-        plan->choice.threads,           q->stream};
+    oh_launch launch = {&comm->functions[plan->kernel], &args,    sizeof args, plan->choice.blocks,
+                        plan->choice.threads,           q->stream};
+    oh_epilogue_args extended;
+    if (q->custom) oh_custom_extend(q->custom, q->values, &args, plan, &extended, &launch);
     result = comm->device->ops->launch(comm->device, &launch);
     if (result) return result;
     count_call(comm, plan, bytes);

@@ -88,7 +88,24 @@ typedef struct oh_function {
     uint32_t
         blocks_per_multiprocessor; /* occupancy at max_threads; see device_occupancy for others */
     bool pdl;                      /* loaded code understands programmatic dependent launch */
+    bool exact;                    /* it was compiled for exactly this device's architecture */
 } oh_function;
+
+/* What a compiler is given at run time: the text of one kernel, and those that it may include, by
+ * their names. */
+typedef struct oh_source {
+    const char *name, *text;
+} oh_source;
+
+#define OH_PROGRAM_SOURCES 64
+
+typedef struct oh_program {
+    oh_source sources[OH_PROGRAM_SOURCES];
+    size_t count;
+    char *text;      /* of the program itself; oh_program_free */
+    bool expression; /* a caller's expression is in it, so the compiler's errors are the caller's */
+    bool quick;      /* only to see that it compiles: it will not run */
+} oh_program;
 
 typedef struct oh_launch {
     const oh_function *function;
@@ -174,6 +191,10 @@ typedef struct oh_device_ops {
     /* Makes functions out of kernels; on CUDA loads the image on first use and each function at
      * once. */
     onehop_result (*load)(oh_device *, const oh_kernel *kernels, size_t count, oh_function *out);
+    /* The same for one kernel that is not in the image: compiled for exactly this device, or found
+     * where an earlier compilation left it (jit.h). What it loads stays loaded. UNSUPPORTED without
+     * a compiler, and on the host. */
+    onehop_result (*build)(oh_device *, const oh_program *, const oh_kernel *, oh_function *out);
     /* Blocks of `threads` that fit on the device at once. */
     onehop_result (*resident_blocks)(oh_device *, const oh_function *, uint32_t threads,
                                      uint32_t *out);

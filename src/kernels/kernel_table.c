@@ -52,9 +52,23 @@ static const row rows[] = {
     {ONEHOP_HOST_GATHER, 0, 0, false},
 };
 
+static const char *const lines[] = {
+#define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
+    "OH_INSTANCE(" #algorithm ", " #body ", " #type ", " #world ", " #bound ")\n",
+#define OH_MULTICAST_INSTANCE(algorithm, body, type)                                               \
+    "OH_MULTICAST_INSTANCE(" #algorithm ", " #body ", " #type ")\n",
+#include "kernels/instances.def"
+#undef OH_MULTICAST_INSTANCE
+#undef OH_INSTANCE
+};
+
 const oh_kernel *oh_kernel_list(size_t *count_out) {
     *count_out = OH_LENGTH(kernels);
     return kernels;
+}
+
+const char *oh_kernel_line(int index) {
+    return index >= 0 && (size_t)index < OH_LENGTH(lines) ? lines[index] : "";
 }
 
 int oh_kernel_find(onehop_device_kind kind, onehop_algorithm algorithm, onehop_dtype dtype,

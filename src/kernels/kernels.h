@@ -17,6 +17,9 @@ int oh_kernel_find(onehop_device_kind kind, onehop_algorithm algorithm, onehop_d
 /* The same over multicast, which serves pull algorithms with any number of ranks. */
 int oh_kernel_find_multicast(onehop_algorithm algorithm, onehop_dtype dtype);
 
+/* The line of instances.def that stamps a kernel out; "" for one of the host device only. */
+const char *oh_kernel_line(int index);
+
 /* The image for GPUs, embedded at build time; *size_out is 0 in a build without nvcc. */
 const void *oh_kernel_image(size_t *size_out);
 

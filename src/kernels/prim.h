@@ -31,6 +31,12 @@ typedef struct oh_pair {
 /* A word of a landing slot that nobody has written. */
 #define OH_SENTINEL 0xFFFFFFFFu
 
+/* What a kernel that is built at run time does to element i of a sum, in fp32, before its one rounding
+ * (program.c defines it); else nothing. */
+#ifndef OH_EPILOGUE
+#define OH_EPILOGUE(a, x, i) (x)
+#endif
+
 #define OH_CONCAT_(a, b) a##b
 #define OH_CONCAT(a, b)  OH_CONCAT_(a, b)
 #define OH_STATIC_ASSERT(condition, tag)                                                           \

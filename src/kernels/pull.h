@@ -114,19 +114,19 @@ OH_FN void oh_in_rank_order(oh_unit *v, oh_u32 rank, oh_u32 world) {
     }
 }
 
-/* The sum in rank order of v[k], of the k-th next rank. */
-OH_FN oh_unit oh_sum_turned(oh_unit *v, oh_u32 rank, oh_u32 dtype, oh_u32 world) {
+/* The sum in rank order of v[k], of the k-th next rank; not yet rounded. */
+OH_FN oh_sum oh_add_turned(oh_unit *v, oh_u32 rank, oh_u32 dtype, oh_u32 world) {
     oh_sum sum;
     oh_u32 k;
     if (world > 2) oh_in_rank_order(v, rank, world); /* two terms commute */
     sum = oh_sum_of(v[0], dtype);
     OH_UNROLL
     for (k = 1; k < world; k++) sum = oh_sum_add(sum, v[k], dtype);
-    return oh_sum_rounded(sum, dtype);
+    return sum;
 }
 
 /* For any world size. `offset` in the slabs; rank 0's term may be the own one. */
-OH_FN oh_unit oh_pull_sum_any(const oh_args *a, oh_unit own, oh_u64 offset, oh_u32 dtype) {
+OH_FN oh_sum oh_pull_sum_any(const oh_args *a, oh_unit own, oh_u64 offset, oh_u32 dtype) {
     oh_sum sum = oh_sum_of(a->rank ? oh_ld_unit(a->slabs[0] + offset) : own, dtype);
     oh_u32 r;
     OH_NO_UNROLL
@@ -135,12 +135,12 @@ OH_FN oh_unit oh_pull_sum_any(const oh_args *a, oh_unit own, oh_u64 offset, oh_u
         if (r != a->rank) term = oh_ld_unit(a->slabs[r] + offset);
         sum = oh_sum_add(sum, term, dtype);
     }
-    return oh_sum_rounded(sum, dtype);
+    return sum;
 }
 
-/* The sum of the units at one offset of all slabs, in rank order; the own one is given. */
-OH_FN oh_unit oh_pull_sum(const oh_args *a, oh_unit own, oh_u64 offset, oh_u32 dtype,
-                          oh_u32 world) {
+/* The sum of the units at one offset of all slabs, in rank order; the own one is given. Not yet
+ * rounded. */
+OH_FN oh_sum oh_pull_sum(const oh_args *a, oh_unit own, oh_u64 offset, oh_u32 dtype, oh_u32 world) {
     const oh_u64 shift = oh_peer_shift(a, offset);
     oh_unit v[OH_MAX_RANKS];
     oh_u32 k;
@@ -148,7 +148,7 @@ OH_FN oh_unit oh_pull_sum(const oh_args *a, oh_unit own, oh_u64 offset, oh_u32 d
     v[0] = own;
     OH_UNROLL
     for (k = 1; k < world; k++) v[k] = oh_ld_unit(a->peers[k - 1].there + shift);
-    return oh_sum_turned(v, a->rank, dtype, world);
+    return oh_add_turned(v, a->rank, dtype, world);
 }
 
 #endif

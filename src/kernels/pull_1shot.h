@@ -82,7 +82,9 @@ OH_FN void oh_pull_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
         for (u = first; u < m.units; u += stride) {
             const oh_u64 at = (oh_u64)u * OH_UNIT_BYTES;
             own = oh_ld_unit(here + at);
-            oh_store_unit(&m, u, oh_pull_sum(a, own, place + at, dtype, world), dtype);
+            own = oh_sum_finished(a, oh_pull_sum(a, own, place + at, dtype, world), m.first + at,
+                                  dtype);
+            oh_store_unit(&m, u, own, dtype);
         }
         u = first;
     }

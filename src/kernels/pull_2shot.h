@@ -110,7 +110,8 @@ OH_FN void oh_2shot_reduce(const oh_args *a, const oh_portion *p, oh_u64 place, 
     for (u = oh_shard_begin(p->shards, a->rank) + p->first; u < end; u += p->stride) {
         const oh_u64 offset = place + (oh_u64)u * OH_UNIT_BYTES, shift = oh_peer_shift(a, offset);
         const oh_unit own = oh_load_unit(&p->m, u, dtype),
-                      sum = oh_pull_sum(a, own, offset, dtype, world);
+                      sum = oh_sum_finished(a, oh_pull_sum(a, own, offset, dtype, world),
+                                            oh_unit_offset(&p->m, u), dtype);
         OH_UNROLL
         for (k = 0; k + 1 < ranks; k++) oh_st_unit(a->peers[k].there + shift, sum);
         oh_store_unit(&p->m, u, sum, dtype);

@@ -161,7 +161,7 @@ OH_FN void oh_direct_batch(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u
     for (j = 0; j < OH_DIRECT_UNITS(world); j++) {
         oh_unit sum;
         if (!full && j && at + j * step >= end) continue;
-        sum = oh_sum_turned(v[j], a->rank, dtype, world);
+        sum = oh_sum_finished(a, oh_add_turned(v[j], a->rank, dtype, world), at + j * step, dtype);
         OH_UNROLL
         for (k = 1; k < world && outs; k++) oh_st_unit(to->out[k] + at + j * step, sum);
         oh_st_unit(to->out[0] + at + j * step, sum);
@@ -189,7 +189,7 @@ OH_FN void oh_direct_unit(const oh_args *a, oh_u64 at, oh_u64 left, oh_u32 outs,
         v = oh_direct_load(in + at, left, dtype);
         sum = r ? oh_sum_add(sum, v, dtype) : oh_sum_of(v, dtype);
     }
-    v = oh_sum_rounded(sum, dtype);
+    v = oh_sum_finished(a, sum, at, dtype);
     OH_NO_UNROLL
     for (r = 0; r < a->world && outs; r++)
         if (r != a->rank)

@@ -104,7 +104,8 @@ OH_FN void oh_reduce_whole(const oh_args *a, oh_2shot_part *p, oh_u32 limit, oh_
         while (oh_look(a, p->scatter + place, v, world) >= 0 && ++n < OH_POLLS) {
         }
         if (OH_UNLIKELY(n == OH_POLLS)) return;
-        own = oh_sum_sources(a, v, own, dtype, world);
+        own =
+            oh_sum_finished(a, oh_add_sources(a, v, own, dtype, world), p->m.first + offset, dtype);
         oh_push_sum(a, p->gather + place, own, world);
         oh_st_unit(p->m.out + offset, own);
         oh_rearm(a, p->scatter + place, world);
@@ -137,6 +138,7 @@ OH_FN oh_i32 oh_reduce_unit(const oh_args *a, const oh_2shot_part *p, oh_u32 j, 
     const oh_u64 at = p->scatter + (oh_u64)j * OH_UNIT_BYTES;
     const oh_u32 unit = oh_shard_begin(p->shards, a->rank) + j;
     oh_unit v[OH_MAX_RANKS], own;
+    oh_sum sum;
     oh_u32 k;
     OH_NO_UNROLL
     for (k = 0; k + 1 < a->world; k++)
@@ -146,11 +148,12 @@ OH_FN oh_i32 oh_reduce_unit(const oh_args *a, const oh_2shot_part *p, oh_u32 j, 
     own = oh_load_unit(&p->m, unit, dtype);
     if (world) {
         oh_look(a, at, v, world);
-        own = oh_sum_sources(a, v, own, dtype, world);
+        sum = oh_add_sources(a, v, own, dtype, world);
         oh_rearm(a, at, world);
     } else {
-        own = oh_sum_and_rearm(a, at, own, dtype);
+        sum = oh_add_and_rearm(a, at, own, dtype);
     }
+    own = oh_sum_finished(a, sum, oh_unit_offset(&p->m, unit), dtype);
     oh_push_sum(a, p->gather + (oh_u64)j * OH_UNIT_BYTES, own, world ? world : a->world);
     oh_store_unit(&p->m, unit, own, dtype);
     return 1;

@@ -123,7 +123,8 @@ OH_FN oh_push_state oh_scatter_fast(const oh_args *a, oh_grid g, oh_call_state c
             while (oh_look(a, at, v, world) >= 0 && ++n < OH_POLLS) {
             }
             if (OH_UNLIKELY(n == OH_POLLS)) return s;
-            oh_st_unit(out + offset, oh_sum_sources(a, v, own, dtype, world));
+            oh_st_unit(out + offset,
+                       oh_sum_rounded(oh_add_sources(a, v, own, dtype, world), dtype));
             oh_rearm(a, at, world);
             s.pushed--;
             s.unit += stride;

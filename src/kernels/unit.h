@@ -11,6 +11,7 @@
 /* One chunk of a message, in units. Chunks are below 4 GiB, so that bytes are counted in 32 bits.
  * */
 typedef struct oh_message {
+    oh_u64 first;   /* byte of the message with which the chunk begins */
     oh_u64 in, out; /* addresses of the chunk */
     oh_u32 bytes;   /* of the chunk */
     oh_u32 units;   /* bytes / 16, rounded up */
@@ -21,12 +22,18 @@ OH_FN oh_message oh_message_of(const oh_args *a, oh_u32 dtype, oh_u64 chunk) {
     const oh_u64 first = chunk * a->chunk_bytes;
     const oh_u64 left = a->count * OH_ELEMENT_BYTES(dtype) - first;
     oh_message m;
+    m.first = first;
     m.in = a->in + first;
     m.out = a->out + first;
     m.bytes = (oh_u32)(left < a->chunk_bytes ? left : a->chunk_bytes);
     m.units = m.bytes / OH_UNIT_BYTES + (m.bytes % OH_UNIT_BYTES != 0);
     m.whole = ((a->in | a->out) & (OH_UNIT_BYTES - 1)) == 0 ? m.bytes / OH_UNIT_BYTES : 0;
     return m;
+}
+
+/* Of a unit, from the begin of the message. */
+OH_FN oh_u64 oh_unit_offset(const oh_message *m, oh_u32 unit) {
+    return m->first + (oh_u64)unit * OH_UNIT_BYTES;
 }
 
 /* Element by element: unaligned, or the short last unit. `left` bytes of the message begin at the
@@ -142,6 +149,17 @@ OH_FN oh_unit oh_sum_rounded(oh_sum s, oh_u32 dtype) {
             v.w[i] = oh_f16x2_of_f32(s.f[2 * i], s.f[2 * i + 1]);
     }
     return v;
+}
+/* The same at the end of an all-reduce; `offset` in bytes from the begin of the message. */
+OH_FN oh_unit oh_sum_finished(const oh_args *a, oh_sum s, oh_u64 offset, oh_u32 dtype) {
+    const oh_u64 first = offset / OH_ELEMENT_BYTES(dtype);
+    oh_u32 i;
+    OH_UNROLL
+    for (i = 0; i < OH_UNIT_BYTES / OH_ELEMENT_BYTES(dtype); i++)
+        s.f[i] = OH_EPILOGUE(a, s.f[i], first + i);
+    (void)a;
+    (void)first;
+    return oh_sum_rounded(s, dtype);
 }
 
 #endif

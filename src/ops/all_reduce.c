@@ -1,6 +1,8 @@
 /* All-reduce: checks of the caller's arguments, choice, launch. */
 #include "ops/ops.h"
 
+#include "comm/build.h"
+
 #include <string.h>
 
 onehop_result oh_op_check_type(onehop_collective collective, onehop_dtype dtype, onehop_op op) {
@@ -60,6 +62,25 @@ static onehop_result check_row(const onehop_comm *comm, oh_request *q) {
     return oh_error(ONEHOP_ERR_ARGUMENT, "all_reduce: row %u of the call is not taken", q->row);
 }
 
+/* An expression is applied by our own bodies alone: what a table gives to NCCL or to multicast goes by
+ * 2shot_pull. */
+static onehop_result choose_own(const onehop_comm *comm, oh_question question, oh_plan *plan) {
+    const onehop_call *named = question.call;
+    onehop_call own = ONEHOP_CONFIG_INIT(onehop_call);
+    if (plan->choice.algorithm <= ONEHOP_2SHOT_PULL &&
+        plan->choice.source != ONEHOP_SOURCE_MULTICAST)
+        return ONEHOP_OK;
+    if (named && (named->algorithm || named->source))
+        return oh_error(
+            ONEHOP_ERR_ALGORITHM, "all_reduce: %s over source %s does not apply an expression",
+            onehop_algorithm_name(plan->choice.algorithm), onehop_source_name(plan->choice.source));
+    if (named) own = *named;
+    own.algorithm = ONEHOP_2SHOT_PULL;
+    own.source = ONEHOP_SOURCE_WORKSPACE;
+    question.call = &own;
+    return oh_dispatch_choose(&comm->dispatch, &question, plan);
+}
+
 onehop_result oh_op_run(onehop_comm *comm, onehop_t *ctx, oh_request *q) {
     oh_plan plan;
     oh_stream_info info = {0, false, 0};
@@ -73,6 +94,7 @@ onehop_result oh_op_run(onehop_comm *comm, onehop_t *ctx, oh_request *q) {
         oh_request_bytes(q),    q->dtype, noted || named ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER,
         oh_request_in_place(q), q->call,  q->collective};
     result = oh_dispatch_choose(&comm->dispatch, &question, &plan);
+    if (!result && q->custom) result = choose_own(comm, question, &plan);
     if (!result && noted) result = oh_capture_prepare(ctx, &plan, &info, q);
     if (!result && named) result = check_row(comm, q);
     if (result) return result;
@@ -80,6 +102,19 @@ onehop_result oh_op_run(onehop_comm *comm, onehop_t *ctx, oh_request *q) {
     if (result && noted && q->row != OH_NO_ROW) (void)onehop_comm_row_release(comm, q->row);
     if (!result && noted) oh_capture_note(ctx, q, &plan);
     return result;
+}
+
+static oh_request plain(const void *in, void *out, size_t count, onehop_dtype dtype, onehop_op op,
+                        const onehop_call *call, onehop_stream_t stream) {
+    const oh_request q = {.in = in,
+                          .out = out,
+                          .count = count,
+                          .dtype = dtype,
+                          .op = op,
+                          .call = call,
+                          .stream = stream,
+                          .collective = ONEHOP_ALL_REDUCE};
+    return q;
 }
 
 onehop_result onehop_comm_all_reduce(onehop_comm *comm, const void *in, void *out, size_t count,
@@ -90,7 +125,7 @@ onehop_result onehop_comm_all_reduce(onehop_comm *comm, const void *in, void *ou
     onehop_result result = oh_op_check_type(ONEHOP_ALL_REDUCE, dtype, op);
     if (!result && call) result = oh_op_check_call(call, &known);
     if (result || count == 0) return result;
-    oh_request q = {in, out, count, dtype, op, call ? &known : NULL, stream, 0, ONEHOP_ALL_REDUCE};
+    oh_request q = plain(in, out, count, dtype, op, call ? &known : NULL, stream);
     result = check_memory(&q);
     return result ? result : oh_op_run(comm, NULL, &q);
 }
@@ -120,7 +155,7 @@ static onehop_result all_reduce(onehop_t *ctx, oh_request *q) {
 
 onehop_result onehop_all_reduce(onehop_t *context, const void *in, void *out, size_t count,
                                 onehop_dtype dtype, onehop_op op, onehop_stream_t stream) {
-    oh_request q = {in, out, count, dtype, op, NULL, stream, 0, ONEHOP_ALL_REDUCE};
+    oh_request q = plain(in, out, count, dtype, op, NULL, stream);
     if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_all_reduce: context is NULL");
     return all_reduce(context, &q);
 }
@@ -133,8 +168,29 @@ onehop_result onehop_all_reduce_with(onehop_t *context, const void *in, void *ou
         return oh_error(ONEHOP_ERR_NULL, "onehop_all_reduce_with: %s is NULL",
                         context ? "call" : "context");
     onehop_result result = oh_op_check_call(call, &known);
-    oh_request q = {in, out, count, dtype, op, &known, stream, 0, ONEHOP_ALL_REDUCE};
+    oh_request q = plain(in, out, count, dtype, op, &known, stream);
     return result ? result : all_reduce(context, &q);
+}
+
+onehop_result onehop_all_reduce_op(onehop_t *context, const void *in, void *out, size_t count,
+                                   const onehop_op_t *op, const onehop_op_values *values,
+                                   const onehop_call *call, onehop_stream_t stream) {
+    static const char name[] = "onehop_all_reduce_op";
+    onehop_call known;
+    onehop_op_values given;
+    if (!context || !op)
+        return oh_error(ONEHOP_ERR_NULL, "%s: %s is NULL", name, context ? "op" : "context");
+    onehop_result result = ONEHOP_OK;
+    memset(&given, 0, sizeof given);
+    if (values) result = oh_config_copy(&given, sizeof given, values, "onehop_op_values");
+    if (!result && call) result = oh_op_check_call(call, &known);
+    if (!result) result = oh_custom_check(op, context, &given);
+    if (result) return result;
+    oh_request q =
+        plain(in, out, count, oh_custom_dtype(op), ONEHOP_SUM, call ? &known : NULL, stream);
+    q.custom = op;
+    q.values = &given;
+    return all_reduce(context, &q);
 }
 
 /* What a call would do, its arguments checked as far as there are any. */

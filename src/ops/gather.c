@@ -71,7 +71,8 @@ onehop_result onehop_comm_reduce_scatter(onehop_comm *comm, const void *in, void
                                          onehop_stream_t stream) {
     onehop_call known;
     oh_request q = {
-        in, out, count, dtype, op, call ? &known : NULL, stream, 0, ONEHOP_REDUCE_SCATTER};
+        in,   out, count, dtype, op, call ? &known : NULL, stream, 0, ONEHOP_REDUCE_SCATTER,
+        NULL, NULL};
     if (!comm) return oh_error(ONEHOP_ERR_NULL, "onehop_comm_reduce_scatter: comm is NULL");
     onehop_result result = check_scatter(&q, call, &known);
     return result || !count ? result : on_comm(comm, &q);
@@ -81,7 +82,8 @@ onehop_result onehop_comm_all_gather(onehop_comm *comm, const void *in, void *ou
                                      const onehop_call *call, onehop_stream_t stream) {
     onehop_call known;
     oh_request q = {
-        in, out, bytes, 0, ONEHOP_SUM, call ? &known : NULL, stream, 0, ONEHOP_ALL_GATHER};
+        in,   out, bytes, 0, ONEHOP_SUM, call ? &known : NULL, stream, 0, ONEHOP_ALL_GATHER,
+        NULL, NULL};
     if (!comm) return oh_error(ONEHOP_ERR_NULL, "onehop_comm_all_gather: comm is NULL");
     onehop_result result = call ? oh_op_check_call(call, &known) : ONEHOP_OK;
     return result || !bytes ? result : on_comm(comm, &q);
@@ -92,7 +94,8 @@ static onehop_result scatter(onehop_t *ctx, const void *in, void *out, size_t co
                              onehop_stream_t stream) {
     onehop_call known;
     oh_request q = {
-        in, out, count, dtype, op, call ? &known : NULL, stream, 0, ONEHOP_REDUCE_SCATTER};
+        in,   out, count, dtype, op, call ? &known : NULL, stream, 0, ONEHOP_REDUCE_SCATTER,
+        NULL, NULL};
     onehop_result result = check_scatter(&q, call, &known);
     return result || !count ? result : on_context(ctx, &q);
 }
@@ -101,7 +104,8 @@ static onehop_result gather(onehop_t *ctx, const void *in, void *out, size_t byt
                             const onehop_call *call, onehop_stream_t stream) {
     onehop_call known;
     oh_request q = {
-        in, out, bytes, 0, ONEHOP_SUM, call ? &known : NULL, stream, 0, ONEHOP_ALL_GATHER};
+        in,   out, bytes, 0, ONEHOP_SUM, call ? &known : NULL, stream, 0, ONEHOP_ALL_GATHER,
+        NULL, NULL};
     onehop_result result = call ? oh_op_check_call(call, &known) : ONEHOP_OK;
     return result || !bytes ? result : on_context(ctx, &q);
 }

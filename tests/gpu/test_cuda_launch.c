@@ -56,7 +56,7 @@ static void *find_image(int argc, char **argv, size_t *bytes_out) {
 static void load(const void *image, size_t bytes) {
     const oh_kernel missing = {"tiny_missing", NULL, 256}, spill = {"tiny_spill", NULL, 256};
     const oh_kernel wide = {"tiny_write", NULL, 512};
-    oh_function none = {NULL, 0, 0, false};
+    oh_function none = {NULL, 0, 0, false, false};
     uint32_t resident = 0;
     EXPECT(ONEHOP_ERR_UNSUPPORTED,
            ops->load(device, kernels, KERNELS, functions)); /* no image yet */

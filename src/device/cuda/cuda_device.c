@@ -313,6 +313,7 @@ static const oh_device_ops cuda_ops = {
     .copy = cuda_copy,
     .copy_on_stream = cuda_copy_on_stream,
     .load = oh_cuda_load,
+    .build = oh_cuda_build,
     .resident_blocks = oh_cuda_resident_blocks,
     .stream_info = oh_cuda_stream_info,
     .launch = oh_cuda_launch,

@@ -134,9 +134,16 @@ void oh_cuda_foreign_release(oh_device *, void *owner);
 
 /* cuda_launch.c */
 onehop_result oh_cuda_load(oh_device *, const oh_kernel *, size_t count, oh_function *out);
+/* A kernel of a library that is loaded. */
+onehop_result oh_cuda_take_kernel(oh_device *, oh_cu_library, const oh_kernel *, oh_function *out);
+/* An image that the caller keeps no longer than this call. */
+onehop_result oh_cuda_load_library(oh_device *, const void *image, oh_cu_library *out);
 onehop_result oh_cuda_resident_blocks(oh_device *, const oh_function *, uint32_t threads,
                                       uint32_t *out);
 onehop_result oh_cuda_launch(oh_device *, const oh_launch *);
+
+/* jit.c */
+onehop_result oh_cuda_build(oh_device *, const oh_program *, const oh_kernel *, oh_function *out);
 
 /* cuda_stream.c */
 onehop_result oh_cuda_stream_info(oh_device *, onehop_stream_t, oh_stream_info *out);

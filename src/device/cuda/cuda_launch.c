@@ -127,6 +127,7 @@ static onehop_result load_one(const oh_cuda_device *device, oh_cu_library librar
      * code compiled for an older one, and only translated for this GPU, contains no wait for its
      * predecessor and must not overlap it. */
     out->pdl = has.ptx_version >= 90 && device->capability >= 90;
+    out->exact = (uint32_t)has.ptx_version == device->capability;
     return ONEHOP_OK;
 }
 
@@ -140,6 +141,29 @@ onehop_result oh_cuda_load(oh_device *base, const oh_kernel *kernels, size_t cou
     error = library_of(device, &library);
     for (size_t i = 0; error == ONEHOP_OK && i < count; i++)
         error = load_one(device, library, &kernels[i], &out[i]);
+    oh_cuda_leave(&scope);
+    return error;
+}
+
+onehop_result oh_cuda_load_library(oh_device *base, const void *image, oh_cu_library *out) {
+    oh_cuda_device *device = oh_cuda_of(base);
+    oh_cuda_scope scope;
+    onehop_result error = oh_cuda_enter(device, &scope);
+    if (error != ONEHOP_OK) return error;
+    oh_cu_result result = oh_cu.cuLibraryLoadData(out, image, NULL, NULL, 0, NULL, NULL, 0);
+    oh_cuda_leave(&scope);
+    return result == OH_CU_SUCCESS
+               ? ONEHOP_OK
+               : load_error(device, result, "cuLibraryLoadData", "a kernel built at run time");
+}
+
+onehop_result oh_cuda_take_kernel(oh_device *base, oh_cu_library library, const oh_kernel *kernel,
+                                  oh_function *out) {
+    oh_cuda_device *device = oh_cuda_of(base);
+    oh_cuda_scope scope;
+    onehop_result error = oh_cuda_enter(device, &scope);
+    if (error != ONEHOP_OK) return error;
+    error = load_one(device, library, kernel, out);
     oh_cuda_leave(&scope);
     return error;
 }

@@ -326,7 +326,7 @@ static void run_copy(const void *args, oh_grid grid) {
 onehop_result oh_host_copy_on_stream(oh_device *device, void *to, const void *from, size_t bytes,
                                      onehop_stream_t stream) {
     copy_args args = {to, from, bytes};
-    oh_function function = {(void *)(uintptr_t)run_copy, 0, 1, false};
+    oh_function function = {(void *)(uintptr_t)run_copy, 0, 1, false, true};
     oh_launch launch = {&function, &args, sizeof args, 1, 1, stream};
     return oh_host_launch(device, &launch);
 }

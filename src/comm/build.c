@@ -1,0 +1,129 @@
+/* See build.h. */
+#include "comm/build.h"
+
+#include "device/cuda/jit.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- one kernel ------------------------------------------------------------------------------ */
+
+/* ONEHOP_JIT_ARCH; 0: not set. */
+static onehop_result cross_target(uint32_t *arch_out) {
+    int64_t arch = 0;
+    onehop_result result = oh_env_integer(OH_ENV_JIT_ARCH, 80, 999, 0, &arch);
+    if (!result) *arch_out = (uint32_t)arch;
+    return result;
+}
+
+static onehop_result cross_compile(const oh_program *program, uint32_t arch) {
+    oh_digest key;
+    oh_jit_image image = {NULL, 0};
+    onehop_result result = oh_jit_name(program, arch, 0, &key);
+    if (!result) result = oh_jit_get(program, arch, &key, &image);
+    free(image.bytes);
+    return result;
+}
+
+/* `cross`: for that architecture, to see that it compiles. */
+static onehop_result build_one(oh_device *device, uint32_t cross, int kernel,
+                               const onehop_op_config *op, oh_function *out) {
+    size_t count;
+    const oh_kernel *list = oh_kernel_list(&count);
+    oh_program program;
+    onehop_result result = oh_program_make(kernel, op, &program);
+    if (!result)
+        result = cross ? cross_compile(&program, cross)
+                       : device->ops->build(device, &program, &list[kernel], out);
+    oh_program_free(&program);
+    if (result == ONEHOP_ERR_INTERNAL && op) /* local memory, or too many registers */
+        result = oh_error(ONEHOP_ERR_UNSUPPORTED, "the expression must become simpler: %s",
+                          onehop_last_error());
+    return result;
+}
+
+onehop_result oh_comm_make_function(onehop_comm *comm, int kernel, oh_function *out) {
+    size_t count;
+    const oh_kernel *k = &oh_kernel_list(&count)[kernel];
+    char reason[200];
+    onehop_result result = comm->device->ops->load(comm->device, k, 1, out);
+    if (result != ONEHOP_ERR_UNSUPPORTED || comm->dispatch.kind != ONEHOP_DEVICE_CUDA)
+        return result;
+    snprintf(reason, sizeof reason, "%s", onehop_last_error());
+    result = build_one(comm->device, 0, kernel, NULL, out);
+    return result ? oh_error(result, "%s; nor can it be built: %s", reason, onehop_last_error())
+                  : ONEHOP_OK;
+}
+
+/* ---- all of a rank --------------------------------------------------------------------------- */
+
+/* Every `shares`-th kernel, beginning with number `share`, that is not there yet. */
+static onehop_result build_share(onehop_t *ctx, oh_build *b, uint32_t share, uint32_t shares) {
+    uint32_t cross = 0;
+    onehop_result result = ONEHOP_OK;
+    if (ctx->info.device.kind == ONEHOP_DEVICE_HOST) result = cross_target(&cross);
+    if (ctx->info.device.kind == ONEHOP_DEVICE_HOST && !cross) return result;
+    for (size_t i = share; i < b->count && !result; i += shares)
+        if (!b->functions[i].handle)
+            result = build_one(ctx->device, cross, b->kernels[i], b->op, &b->functions[i]);
+    return result;
+}
+
+static onehop_result build_rest(onehop_t *ctx, oh_build *b) {
+    onehop_result result = build_share(ctx, b, 0, 1);
+    for (size_t i = 0; i < b->count && !result && b->functions[i].handle; i++)
+        result =
+            oh_comm_check_fit(ctx->comm, b->kernels[i], &b->functions[i], ctx->ranks_per_device);
+    return result;
+}
+
+/* ---- all ranks ------------------------------------------------------------------------------- */
+
+typedef struct request {
+    uint64_t identity;
+    uint32_t capability, unused;
+} request;
+
+static onehop_result check_context(const onehop_t *ctx, const char *what) {
+    if (ctx->capturing)
+        return oh_error(ONEHOP_ERR_STATE, "%s: not between onehop_capture_begin and _end", what);
+    return oh_comm_check(ctx->comm);
+}
+
+static onehop_result compare(const request *all, int world, const char *what) {
+    for (int r = 1; r < world; r++)
+        if (all[r].identity != all[0].identity)
+            return oh_error(ONEHOP_ERR_DISAGREEMENT,
+                            "%s: the config of rank %d differs from that of rank 0", what, r);
+    return ONEHOP_OK;
+}
+
+onehop_result oh_build_by_group(onehop_t *ctx, oh_build *b, onehop_result mine) {
+    request own = {b->identity, ctx->info.capability, 0}, all[ONEHOP_MAX_RANKS];
+    uint32_t share = 0, shares = 0;
+    if (!ctx->group)
+        return oh_error(
+            ONEHOP_ERR_STATE,
+            "%s: this context was made by onehop_create_all; all ranks are served by %s_all",
+            b->what, b->what);
+    if (!mine) mine = check_context(ctx, b->what);
+    onehop_result result = oh_rendezvous_agree(ctx->group, mine);
+    if (!result) result = oh_rendezvous_allgather(ctx->group, &own, all, sizeof own);
+    if (!result) result = compare(all, ctx->world, b->what);
+    if (result) return result;
+    for (int r = 0; r < ctx->world; r++) {
+        if (all[r].capability != own.capability) continue;
+        if (r < ctx->rank) share++;
+        shares++;
+    }
+    result = oh_rendezvous_agree(ctx->group, build_share(ctx, b, share, shares));
+    return result ? result : oh_rendezvous_agree(ctx->group, build_rest(ctx, b));
+}
+
+onehop_result oh_build_all(onehop_t *const *contexts, oh_build *builds, int n) {
+    onehop_result result = ONEHOP_OK;
+    for (int r = 0; r < n && !result; r++) result = check_context(contexts[r], builds[r].what);
+    for (int r = 0; r < n && !result; r++) result = build_rest(contexts[r], &builds[r]);
+    return result;
+}
