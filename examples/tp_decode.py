@@ -64,6 +64,8 @@ class Distributed(Reducer):
 
 
 class Onehop(Reducer):
+    """By a group for CPU tensors."""
+
     def __init__(self, device, group):
         super().__init__(device)
         import onehop
@@ -115,6 +117,8 @@ def make_reducer(kind, device, group, max_bytes):
 
 
 class Rank:
+    """One process: model, prompts and all-reduces."""
+
     def __init__(self, options, rank, ranks):
         self.options, self.rank, self.ranks = options, rank, ranks
         self.group = torch.distributed.new_group(backend="gloo")  # for all but the model's sums

@@ -16,12 +16,14 @@ import zlib
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 
 SPLIT = 128  # keys that one product of the decode step's attention reduces over
 
 
 class Config(NamedTuple):
+    """Sizes of a model."""
+
     name: str
     hidden: int
     layers: int
@@ -177,8 +179,11 @@ class Model:
         return self.reduce.sum(partial)
 
     def pick(self, x):
-        """The likeliest token of each row, the lowest of equals. Every rank puts its best (value, token) into a place
-        of its own, and the sum with the others' zeros is exact: all ranks choose from the same bits."""
+        """The likeliest token of each row, the lowest of equals.
+
+        Every rank puts its best (value, token) into a place of its own, and the sum with the others' zeros is exact:
+        all ranks choose from the same bits.
+        """
         values, ids = (F.rms_norm(x, (self.config.hidden,), self.norm, self.config.eps) @ self.table.T).max(-1)
         best = self.reduce.room((self.ranks, len(ids), 2), torch.float32)
         best.zero_()
@@ -252,8 +257,11 @@ class Model:
         self.position.add_(1)
 
     def attend_one(self, q, keys, values, mask):
-        """One query per head over the whole cache. The heads of a group are the rows of a product; the second product
-        is cut along the keys, which there are the inputs, to have enough of them to fill a GPU."""
+        """One query per head over the whole cache.
+
+        The heads of a group are the rows of a product; the second product is cut along the keys, which there are the
+        inputs, to have enough of them to fill a GPU.
+        """
         batch, _, length, width = keys.shape
         pairs, group, splits = batch * self.kv_heads, self.heads // self.kv_heads, length // SPLIT
         keys = keys.view(pairs, length, width).transpose(1, 2)

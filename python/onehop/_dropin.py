@@ -24,7 +24,7 @@ PAGE = 4096
 
 
 class Sizes(TypedDict, total=False):
-    """Of onehop.AllReduce."""
+    """Arguments of onehop.AllReduce."""
 
     max_bytes: int
     push_bytes: int
@@ -33,6 +33,7 @@ class Sizes(TypedDict, total=False):
 
 
 def page_up(size: int | None) -> int:
+    """A multiple of what storage comes in; None is 0, the default."""
     return -(-(size or 0) // PAGE) * PAGE
 
 
@@ -69,8 +70,11 @@ class DropIn:
         return self.obj
 
     def should_custom_ar(self, inp: torch.Tensor) -> bool:
-        """Whether custom_all_reduce takes the tensor: of this device, contiguous, fp32, fp16 or bf16, not empty and not
-        longer than the limit. Any number of elements at any address of an element will do."""
+        """Whether custom_all_reduce takes the tensor.
+
+        It does if it is of this device, contiguous, float32, float16 or bfloat16, not empty and not longer than the
+        limit. Any number of elements at any address of an element will do.
+        """
         return (
             not self.disabled
             and inp.dtype in DTYPES
@@ -81,10 +85,11 @@ class DropIn:
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[None]:
-        """Around the capture of CUDA graphs; not to be nested. Calls whose stream is being captured are noted, and the
-        exit, which is collective, has their memory mapped by all ranks. Other calls run as they do elsewhere.
+        """Around the capture of CUDA graphs; not to be nested.
 
-        Raises onehop.Error: see onehop.AllReduce.capture."""
+        Calls whose stream is being captured are noted, and the exit, which is collective, has their memory mapped by
+        all ranks. Other calls run as they do elsewhere. Raises onehop.Error: see onehop.AllReduce.capture.
+        """
         if self.disabled:
             yield
             return

@@ -188,7 +188,7 @@ def _draw_group(axes: Any, ranks: int, dtype: str, group: Group) -> None:
 
 
 def pyplot() -> Any:
-    """matplotlib without a display, and with the same file from the same numbers."""
+    """Of matplotlib, without a display, and with the same file from the same numbers."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -37,6 +37,7 @@ small { color: #777 } svg { max-width: 100%; height: auto }
 
 
 def escape(value: object) -> str:
+    """As text of a page; lists and switches as a reader wants them."""
     if isinstance(value, list):
         return " ".join(map(escape, value))
     if isinstance(value, bool):
@@ -45,6 +46,7 @@ def escape(value: object) -> str:
 
 
 def cell(text: str, kind: str = "") -> str:
+    """One of a row; `text` is HTML."""
     return f'<td class="{kind}">{text}</td>' if kind else f"<td>{text}</td>"
 
 
@@ -62,6 +64,7 @@ def number(value: float | None) -> str:
 
 
 def geomean(values: Sequence[float]) -> float | None:
+    """None of nothing."""
     return math.exp(sum(map(math.log, values)) / len(values)) if values else None
 
 
@@ -77,11 +80,13 @@ def svg(figure: Any) -> str:
 
 
 def ratio(run: Run, peer: System, row: Row) -> float | None:
+    """A peer's time over ours."""
     theirs, ours = row.figures.get(peer), row.figures.get(run.beside[peer])
     return theirs.us / ours.us if theirs and ours and theirs.us and ours.us else None
 
 
 def figure_cell(system: System, row: Row) -> str:
+    """Median and 99th percentile; wrong results in red."""
     figure = row.figures.get(system)
     if figure is None:
         return cell("n/a")
@@ -94,10 +99,12 @@ def figure_cell(system: System, row: Row) -> str:
 
 
 def ratio_cell(run: Run, peer: System, row: Row) -> str:
+    """Of one size."""
     return cell(number(ratio(run, peer, row)))
 
 
 def bandwidth_cell(system: System, row: Row) -> str:
+    """Bus bandwidth."""
     figure = row.figures.get(system)
     return cell(number(_results.bus_bandwidth(row.ranks, row.size, figure.us) if figure and figure.us else None))
 
@@ -111,6 +118,7 @@ def systems_of(run: Run, rows: Sequence[Row]) -> list[System]:
 
 
 def sizes_table(run: Run, rows: Sequence[Row]) -> str:
+    """A line for each size of one run."""
     systems = systems_of(run, rows)
     ours = [system for system in systems if system.name == OURS]
     heads, columns = ["size"], list[Callable[[Row], str]]()
@@ -176,6 +184,7 @@ def all_reduce_sections(runs: Sequence[Run]) -> str:
 
 
 def wrong_of(run: Run) -> int:
+    """Elements, and guard bytes around them."""
     outside: int = sum(int(row.get("out_of_bounds") or 0) for row in run.data["results"])
     return outside + sum(figure.wrong for row in run.rows for figure in row.figures.values())
 
@@ -204,6 +213,7 @@ def decode_section(path: str, data: dict[str, Any], several: bool) -> str:
 
 
 def decode_row(batch: int, kinds: Sequence[str], found: dict[tuple[int, str], dict[str, Any]]) -> list[str]:
+    """One of the table."""
     cells = [cell(str(batch))]
     for kind in kinds:
         row = found.get((batch, kind))
@@ -215,6 +225,7 @@ def decode_row(batch: int, kinds: Sequence[str], found: dict[tuple[int, str], di
 
 
 def decode_picture(kinds: Sequence[str], batches: Sequence[int], found: dict[tuple[int, str], dict[str, Any]]) -> Any:
+    """Bars of the time per step."""
     figure, axis = _results.pyplot().subplots(figsize=(6, 3.6), layout="constrained")
     for index, kind in enumerate(kinds):
         heights = [found[batch, kind]["us_per_step"] if (batch, kind) in found else math.nan for batch in batches]
@@ -232,6 +243,7 @@ def decode_picture(kinds: Sequence[str], batches: Sequence[int], found: dict[tup
 
 
 def about(path: str, data: dict[str, Any], wrong: int | None) -> str:
+    """Where, how and by what a run was made."""
     rows = [(key, escape(data[key])) for key in ABOUT if data.get(key) not in (None, "")]
     devices = data.get("devices")
     if isinstance(devices, list):
@@ -267,6 +279,7 @@ def page(paths: Sequence[str], title: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m onehop.report", description="A page with tables and pictures of measurements."
     )

@@ -1,5 +1,7 @@
-"""CustomAllReduceV2: onehop where SGLang has its custom all-reduce. docs/engines.md says where to plug it in, and what
-differs."""
+"""CustomAllReduceV2: onehop where SGLang has its custom all-reduce.
+
+docs/engines.md says where to plug it in, and what differs.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Config(NamedTuple):
 
 def can_use_custom_all_reduce_v2(group: dist.ProcessGroup, device: int | str | torch.device) -> bool:
     """Whether an object for this group is worth making: 2 to 16 ranks, a group for CPU tensors, a device that is there.
-    Local. What needs all ranks (one machine, memory that all can map) is found by making it: then it is disabled."""
+
+    Local. What needs all ranks (one machine, memory that all can map) is found by making it: then it is disabled.
+    """
     there = device_of(device).type == "cpu" or torch.cuda.is_available()
     return there and 2 <= dist.get_world_size(group) <= MAX_RANKS and dist.get_backend(group) != "nccl"
 
@@ -77,7 +81,8 @@ class CustomAllReduceV2(DropIn):
 
         max_size: longest message taken, in bytes, and up to where storage follows the tuning table. max_push_size,
         max_pull_size: that much storage instead, rounded up to 4096; longer messages go in pieces. max_push_blocks,
-        max_pull_blocks: the larger one bounds the grid of all calls, if both are given."""
+        max_pull_blocks: the larger one bounds the grid of all calls, if both are given.
+        """
         self._override: Algorithm | None = None
         self.max_size = max(max_size, max_push_size or 0, max_pull_size or 0)
         sizes = Sizes(
@@ -127,10 +132,11 @@ class CustomAllReduceV2(DropIn):
     # ---- calls ------------------------------------------------------------------------------------------------------
 
     def custom_all_reduce(self, inp: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks, shaped as `inp`: a new tensor, or where the call is captured inside capture() and
-        done by 2shot_pull `inp` itself. All ranks make the same calls in the same order.
+        """The sum over all ranks, shaped as `inp`. All ranks make the same calls in the same order.
 
-        Raises onehop.Error: see onehop.AllReduce.all_reduce."""
+        A new tensor; but `inp` itself where the call is captured inside capture() and done by 2shot_pull. Raises
+        onehop.Error: see onehop.AllReduce.all_reduce.
+        """
         ar = self.obj if self.obj is not None else self._live()
         if not (ar._is_capturing() and being_captured(inp)):
             return ar.all_reduce(inp, algorithm=self._override)
@@ -147,19 +153,19 @@ class CustomAllReduceV2(DropIn):
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[None]:
+        """As of DropIn. Where SGLang's memory saver is on, nothing is noted, and captured calls are as eager ones."""
         if memory_saver():
             yield
             return
         with super().capture():
             yield
 
-    capture.__doc__ = DropIn.capture.__doc__
-
     def get_graph_capture_bases(self) -> tuple[list[tuple[int, int]], list[list[int]], list[int]]:
         """Inside capture(): the memory of the captured calls that take addresses.
 
         (allocations as (address, bytes); for each call the allocations its input lies in, as indices; for each call
-        the offset of its input in the first of them)"""
+        the offset of its input in the first of them)
+        """
         bases: dict[tuple[int, int], int] = {}
         chunks, offsets = [], []
         for captured in self._live().capture_inputs():
@@ -175,12 +181,14 @@ class CustomAllReduceV2(DropIn):
         """Inside capture(), when all graphs are captured, instead of what its exit does; collective.
 
         peer_ptrs[i][r]: where this rank's device reaches rank r's input of the i-th call that get_graph_capture_bases
-        told of, aligned to 16 bytes, valid as long as the graphs."""
+        told of, aligned to 16 bytes, valid as long as the graphs.
+        """
         # 2shot_pull is captured in place and 1shot_pull stores to no peer: inputs are all that is needed.
         self._live().capture_end_mapped(peer_ptrs, peer_ptrs)
 
 
 def being_captured(inp: torch.Tensor) -> bool:
+    """Whether a call with this tensor would become part of a graph."""
     return inp.is_cuda and torch.cuda.is_current_stream_capturing()
 
 

@@ -44,6 +44,8 @@ def combinations(device):
 
 
 class Rank:
+    """One of the processes."""
+
     def __init__(self, device, rank):
         import onehop.sglang
 
@@ -80,7 +82,7 @@ class Rank:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def capture(self, algorithm, given):
-        """(replay, outputs, complaint, what must live as long)"""
+        """Replay, outputs, complaint, and what must live as long."""
         graph = torch.cuda.CUDAGraph()
         # Not "global": a thread of torch may look at events meanwhile.
         with self.comm.capture(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -184,8 +186,11 @@ def judge(device, name, children):
         print(f"  {combination}: {said}")
     whole = len(combinations(device))
     peer = "NCCL" if device == "cuda" else "gloo"
-    print(f"{whole - len(bad)}/{whole} at W={RANKS} against {peer}, {name}; captured pull calls: "
-          f"{answers[0]['direct']} direct, {answers[0]['staged']} staged; {time.monotonic() - begun:.1f} s", flush=True)
+    print(
+        f"{whole - len(bad)}/{whole} at W={RANKS} against {peer}, {name}; captured pull calls: "
+        f"{answers[0]['direct']} direct, {answers[0]['staged']} staged; {time.monotonic() - begun:.1f} s",
+        flush=True,
+    )
     return int(bool(bad))
 
 

@@ -1,15 +1,15 @@
-"""onehop.sglang.CustomAllReduceV2 and onehop.vllm.CustomAllreduce on the host device, between 2 and 4 processes of a
-group; and what needs no peer. Run as a program this file is those processes: test_dropins.py WORLD."""
+"""The stand-ins onehop.sglang.CustomAllReduceV2 and onehop.vllm.CustomAllreduce on the host device.
+
+Between 2 and 4 processes of a gloo group; then what needs no peer.
+"""
 
 import contextlib
 import ctypes
 import inspect
-import json
 import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 import traceback
 import types
 
@@ -17,11 +17,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.distributed as dist  # noqa: E402
-
 import onehop  # noqa: E402
 import onehop.sglang  # noqa: E402
 import onehop.vllm  # noqa: E402
+import ranks  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT = 64 << 10
@@ -268,13 +268,10 @@ def check_vllm_shared_buffers(group, rank, world):
 CHECKS = {name: value for name, value in list(globals().items()) if name.startswith("check_")}
 
 
-def rank_main(folder, rank, world):
-    """Writes what failed; what comes after a failure is not reached, for the ranks may have parted."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(os.path.join(folder, "store"), world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+def every_check(rank, world):
+    """What each said; what comes after a failure is not reached, for the ranks may have parted."""
     group = dist.new_group(backend="gloo")
-    said = {}
+    said, being_captured = {}, onehop.sglang.being_captured
     for name, check in CHECKS.items():
         try:
             check(group, rank, world)
@@ -284,38 +281,14 @@ def rank_main(folder, rank, world):
             said[name] = traceback.format_exc()
             break
         said[name] = ""
-    with open(os.path.join(folder, str(rank)), "w") as file:
-        json.dump(said, file)
-
-
-being_captured = onehop.sglang.being_captured
-
-
-def processes_main(folder, world):
-    """Forks the ranks, so that they import once."""
-    children = []
-    for rank in range(world):
-        child = os.fork()
-        if child == 0:
-            rank_main(folder, rank, world)
-            os._exit(0)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
+    return said
 
 
 @pytest.fixture(scope="module", params=(2, 4))
 def found(request):
-    """check -> what each rank said."""
-    world = request.param
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, folder, str(world)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-        said = []
-        for rank in range(world):
-            path = pathlib.Path(folder, str(rank))
-            said.append(json.loads(path.read_text()) if path.exists() else {})
-        return {name: [one.get(name, f"not reached\n{done.stderr[-2000:]}") for one in said] for name in CHECKS}
+    """What each rank said of each check."""
+    everyone = ranks.run(request.param, every_check)
+    return {name: [one.get(name, "not reached") for one in everyone] for name in CHECKS}
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -428,7 +401,3 @@ def test_names_and_arguments():
         (v1, ("all_reduce", "register_graph_buffers", "create_shared_buffer", "free_shared_buffer")),
     ):
         assert all(callable(getattr(kind, name)) for name in both + names)
-
-
-if __name__ == "__main__":
-    processes_main(sys.argv[1], int(sys.argv[2]))

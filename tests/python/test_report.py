@@ -1,5 +1,8 @@
-"""The page of python -m onehop.report: from a real run of the command on the host device, from a comparison with peers,
-from several files; and what it says of files that are no measurements."""
+"""The page of python -m onehop.report.
+
+From a real run of the command on the host device, from a comparison with peers, from several files; and what it says of
+files that are no measurements.
+"""
 
 import json
 import os
@@ -12,7 +15,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from onehop import report  # noqa: E402
+from onehop import report
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("ONEHOP_BUILD_DIR", ROOT / "build" / "release"))

@@ -1,5 +1,8 @@
-"""examples/tp_decode.py on CPUs: two processes, gloo and onehop in one run with all checks; and its model beside a
-plain one: the same choices for a whole sequence at once as for chunks and single steps, from safetensors too."""
+"""The example tp_decode.py on CPUs: two processes, gloo and onehop in one run with all checks.
+
+And its model beside a plain one: the same choices for a whole sequence at once as for chunks and single steps, from
+safetensors too.
+"""
 
 import json
 import os
