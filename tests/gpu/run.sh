@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tests/gpu/run.sh [--quick] [PROGRAM...]: everything that runs on GPUs, one after the other: the programs of this
-# folder, `onehop check --quick`, short runs of `onehop perf`, PyTorch's memory where python3 has PyTorch, and where
-# there is compute-sanitizer a small matrix under it. `make test-gpu`.
+# folder, `onehop check --quick`, short runs of `onehop perf`; where python3 has PyTorch its memory, the matrix through
+# the stand-in for SGLang's class and a decoder; where there is compute-sanitizer a small matrix. `make test-gpu`.
 #   --quick, or ONEHOP_GPU_QUICK=1   without compute-sanitizer
 #   ONEHOP_BUILD_DIR                 what was built, default build/release
 #   ONEHOP_GPU_LOG                   the log of it all, default build/test-gpu.log
@@ -68,7 +68,9 @@ verdict() {
         ;;
     esac
     case $name:$status in # what they found, not only that it was right
-    test_gpu_reference:0 | test_gpu_reference:77 | torch_memory:0) grep -v '^SKIPPED' "$output" | sed 's/^/        /' ;;
+    test_gpu_reference:0 | test_gpu_reference:77 | torch_memory:0 | python_reference:0 | tp_decode:0)
+        grep -v '^SKIPPED' "$output" | sed 's/^/        /'
+        ;;
     esac
 }
 
@@ -144,6 +146,14 @@ else
         [ -x "$program" ] && run "$(basename "$program")" 150 "$program"
     done
     run torch_memory 150 python3 tests/gpu/torch_memory.py "$build/libonehop.so"
+    run python_reference 240 env PYTHONPATH="$build/python" python3 tests/gpu/python_reference.py
+    if [ "$(python3 -c 'import torch; print(torch.cuda.device_count() > 1)' 2>/dev/null)" = True ]; then
+        run tp_decode 150 env PYTHONPATH="$build/python" python3 examples/tp_decode.py --device cuda --tokens 32 \
+            --rounds 2 --check
+    else
+        skipped=$((skipped + 1))
+        say "SKIP  tp_decode: python3 has no PyTorch that finds 2 GPUs"
+    fi
     command_of check --quick
     perf -g 2 -b 1K -e 1M -d bfloat16 -n 50 -G 5
     perf -g 2 -b 1K -e 1M -d bfloat16 -n 50 --eager
