@@ -404,6 +404,8 @@ def flags():
     options.kinds = (options.all_reduce or ",".join(known)).split(",")
     if not set(options.kinds) <= set(known) or len(set(options.kinds)) < len(options.kinds):
         parser.error(f"--all-reduce {options.all_reduce}: on this device some of {', '.join(known)}, each once")
+    if "symm_mem" in options.kinds and options.dtype == "float16":
+        parser.error("symm_mem has no float16")
     words = (options.batch or ("1,8,32" if options.device == "cuda" else "1,2,8")).split(",")
     if not all(word.isdigit() and int(word) for word in words):
         parser.error(f"--batch {options.batch}: expected positive integers")

@@ -4,6 +4,7 @@ And its model beside a plain one: the same choices for a whole sequence at once 
 safetensors too.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
+torch.set_num_threads(1)  # all is small
 
 import tp_model  # noqa: E402
 
@@ -77,6 +79,7 @@ def weights_of(seed=3):
     return weights
 
 
+@functools.cache
 def whole(name, *shape):
     return weights_of()(name, shape)
 
