@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-OURS = "onehop"
+OURS, IN_PLACE = "onehop", ", in place"
 COLOURS = ["#0b6e4f", "#c8553d", "#3c6e9f", "#8d6a9f", "#b58900", "#586e75"]  # ours first
 LEGIBLE = {
     "nccl": "NCCL",
@@ -35,7 +35,8 @@ class System(NamedTuple):
     in_place: bool
 
     def label(self) -> str:
-        return LEGIBLE.get(self.name, self.name) + (", in place" if self.in_place else "")
+        """For people."""
+        return LEGIBLE.get(self.name, self.name) + (IN_PLACE if self.in_place else "")
 
 
 class Figure(NamedTuple):
@@ -158,16 +159,20 @@ def ours_first(name: str) -> tuple[bool, str]:
 
 
 def _lines(group: Group) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names with the look of their line; the floor last."""
+    """Names with the look of their line, dotted in place; the floor last."""
     names = sorted((name for name in group if name != "floor"), key=ours_first)
-    for name, colour in zip(names, COLOURS * len(names), strict=False):
-        width = 2.2 if name.startswith(OURS) else 1.4
-        yield name, {"color": colour, "marker": "o", "markersize": 3.5, "linewidth": width}
+    systems = list(dict.fromkeys(name.replace(IN_PLACE, "") for name in names))
+    for name in names:
+        colour = COLOURS[systems.index(name.replace(IN_PLACE, "")) % len(COLOURS)]
+        width, style = 2.2 if name.startswith(OURS) else 1.4, ":" if IN_PLACE in name else "-"
+        yield name, {"color": colour, "marker": "o", "markersize": 3.5, "linewidth": width, "linestyle": style}
     if "floor" in group:
         yield "floor", {"color": "#888888", "linestyle": "--", "linewidth": 1.2}
 
 
 def _draw_group(axes: Any, ranks: int, dtype: str, group: Group) -> None:
+    from matplotlib import ticker
+
     left, right = axes
     for name, style in _lines(group):
         line = sorted(group[name].items())
@@ -177,6 +182,9 @@ def _draw_group(axes: Any, ranks: int, dtype: str, group: Group) -> None:
     left.set_ylabel("us per all-reduce")
     right.set_ylabel("bus bandwidth, GB/s")
     left.set_yscale("log")
+    left.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    left.yaxis.set_minor_locator(ticker.NullLocator())
+    left.yaxis.set_major_formatter("{x:g}")
     for axis in axes:
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter(size_label)

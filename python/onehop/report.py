@@ -53,7 +53,9 @@ def cell(text: str, kind: str = "") -> str:
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Heads are HTML; rows are of cells."""
     head = "".join(f"<th>{text}</th>" for text in heads)
-    return f"<table><tr>{head}</tr>\n" + "".join(f"<tr>{''.join(row)}</tr>\n" for row in rows) + "</table>\n"
+    return (
+        f"<table>{head and f'<tr>{head}</tr>'}\n" + "".join(f"<tr>{''.join(row)}</tr>\n" for row in rows) + "</table>\n"
+    )
 
 
 def number(value: float | None) -> str:
