@@ -8,6 +8,7 @@ typedef struct Communicator {
     PyObject_HEAD onehop_comm *comm;
     size_t world_size;
     int host;
+    ext_tensors tensors;
     ext_guard guard;
 } Communicator;
 
@@ -110,6 +111,7 @@ static int communicator_init(Communicator *self, PyObject *args, PyObject *kwarg
     self->guard.owner = getpid();
     self->host = layout.device_kind == ONEHOP_DEVICE_HOST;
     self->world_size = (size_t)layout.world_size;
+    ext_tensors_place(&self->tensors, config.device);
     self->guard.busy = 1;
     Py_BEGIN_ALLOW_THREADS;
     result = onehop_comm_create(&config, &self->comm);
@@ -138,24 +140,25 @@ static PyObject *communicator_destroy(Communicator *self, PyObject *unused) {
 static void communicator_dealloc(Communicator *self) {
     PyTypeObject *type = Py_TYPE(self);
     if (self->comm) end(self);
+    ext_tensors_close(&self->tensors);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
 
 /* ---- calls --------------------------------------------------------------------------------------- */
 
-static PyObject *run(Communicator *self, const ext_call *c, const onehop_call *way) {
+static onehop_result run(Communicator *self, const ext_call *c, const onehop_call *way) {
     onehop_result result;
-    if (!self->host)
-        return none_or_raise(onehop_comm_all_reduce(self->comm, c->in, c->out, c->count, c->dtype,
-                                                    ONEHOP_SUM, way, c->stream));
+    if (!self->host) /* launched, not waited for */
+        return onehop_comm_all_reduce(self->comm, c->in, c->out, c->count, c->dtype, ONEHOP_SUM,
+                                      way, c->stream);
     self->guard.busy = 1;
     Py_BEGIN_ALLOW_THREADS;
     result = onehop_comm_all_reduce(self->comm, c->in, c->out, c->count, c->dtype, ONEHOP_SUM, way,
                                     c->stream);
     Py_END_ALLOW_THREADS;
     self->guard.busy = 0;
-    return none_or_raise(result);
+    return result;
 }
 
 static PyObject *communicator_all_reduce(Communicator *self, PyObject *const *args,
@@ -163,19 +166,35 @@ static PyObject *communicator_all_reduce(Communicator *self, PyObject *const *ar
     ext_call c;
     if (ext_check_count("all_reduce", count, 5) || ext_parse_call(args, &c) || enter(self))
         return NULL;
-    return run(self, &c, NULL);
+    return none_or_raise(run(self, &c, NULL));
+}
+
+static PyObject *communicator_read_tensors(Communicator *self, PyObject *type) {
+    return PyBool_FromLong(ext_tensors_open(&self->tensors, type));
+}
+
+/* (in, out, stream): False, and nothing done, if the tensors are not the common kind. */
+static PyObject *communicator_all_reduce_tensors(Communicator *self, PyObject *const *args,
+                                                 Py_ssize_t count) {
+    ext_call c;
+    if (ext_check_count("all_reduce_tensors", count, 3) || enter(self)) return NULL;
+    c.stream = PyLong_AsVoidPtr(args[2]);
+    if (!c.stream && PyErr_Occurred()) return NULL;
+    if (!ext_tensors_read(&self->tensors, args[0], args[1], &c)) Py_RETURN_FALSE;
+    const onehop_result result = run(self, &c, NULL);
+    return result ? ext_raise(result) : Py_NewRef(Py_True);
 }
 
 static PyObject *communicator_all_reduce_with(Communicator *self, PyObject *const *args,
                                               Py_ssize_t count) {
     ext_call c;
     onehop_call way;
-    if (ext_check_count("all_reduce_with", count, 10) || ext_parse_call(args, &c) ||
-        ext_parse_way(args + 5, &way))
+    if (ext_check_count("all_reduce_with", count, count == 9 ? 9 : 10) ||
+        ext_parse_call(args, &c) || ext_parse_way(args + 5, &way))
         return NULL;
-    way.row = (uint32_t)PyLong_AsUnsignedLong(args[9]);
+    if (count == 10) way.row = (uint32_t)PyLong_AsUnsignedLong(args[9]);
     if (PyErr_Occurred() || enter(self)) return NULL;
-    return run(self, &c, &way);
+    return none_or_raise(run(self, &c, &way));
 }
 
 /* ---- rows ---------------------------------------------------------------------------------------- */
@@ -222,9 +241,14 @@ static PyObject *get_closed(Communicator *self, void *unused) {
 
 static PyMethodDef methods[] = {
     METHOD(all_reduce, METH_FASTCALL, "all_reduce(in, out, count, dtype, stream)"),
+    METHOD(read_tensors, METH_O, "read_tensors(type) -> whether all_reduce_tensors can serve it"),
     METHOD(
-        all_reduce_with, METH_FASTCALL,
-        "all_reduce_with(in, out, count, dtype, stream, algorithm, source, blocks, threads, row)"),
+        all_reduce_tensors, METH_FASTCALL,
+        "all_reduce_tensors(in, out, stream) -> False, nothing done, for what is not contiguous, "
+        "on the device, of the same supported type and shape"),
+    METHOD(all_reduce_with, METH_FASTCALL,
+           "all_reduce_with(in, out, count, dtype, stream, algorithm, source, blocks, threads[, "
+           "row])"),
     METHOD(row_take, METH_NOARGS, "reserves a row of the table of captured inputs"),
     METHOD(row_fill, METH_VARARGS, "row_fill(row, in, out): addresses by rank; in None: staged"),
     METHOD(row_release, METH_O, "row_release(row)"),

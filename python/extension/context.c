@@ -11,6 +11,7 @@ typedef struct Context {
     PyObject *raised; /* by the callback */
     int world_size;   /* that of the callback */
     int host;
+    ext_tensors tensors;
     ext_guard guard;
 } Context;
 
@@ -176,6 +177,7 @@ static int context_init(Context *self, PyObject *args, PyObject *kwargs) {
     }
     Py_CLEAR(self->raised);
     self->host = onehop_get_device(self->context).kind == ONEHOP_DEVICE_HOST;
+    ext_tensors_place(&self->tensors, onehop_get_device(self->context));
     return 0;
 }
 
@@ -208,24 +210,44 @@ static void context_dealloc(Context *self) {
     if (self->context) end(self);
     Py_XDECREF(self->allgather);
     Py_XDECREF(self->raised);
+    ext_tensors_close(&self->tensors);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
 
 /* ---- calls --------------------------------------------------------------------------------------- */
 
+static onehop_result run(Context *self, const ext_call *c) {
+    onehop_result result;
+    if (!self->host) /* launched, not waited for */
+        return onehop_all_reduce(self->context, c->in, c->out, c->count, c->dtype, ONEHOP_SUM,
+                                 c->stream);
+    WAITING(self, result = onehop_all_reduce(self->context, c->in, c->out, c->count, c->dtype,
+                                             ONEHOP_SUM, c->stream));
+    return result;
+}
+
 static PyObject *context_all_reduce(Context *self, PyObject *const *args, Py_ssize_t count) {
     ext_call c;
-    onehop_result result;
     if (ext_check_count("all_reduce", count, 5) || ext_parse_call(args, &c) || enter(self))
         return NULL;
-    if (!self->host)
-        result =
-            onehop_all_reduce(self->context, c.in, c.out, c.count, c.dtype, ONEHOP_SUM, c.stream);
-    else
-        WAITING(self, result = onehop_all_reduce(self->context, c.in, c.out, c.count, c.dtype,
-                                                 ONEHOP_SUM, c.stream));
-    return none_or_fail(self, result);
+    return none_or_fail(self, run(self, &c));
+}
+
+static PyObject *context_read_tensors(Context *self, PyObject *type) {
+    return PyBool_FromLong(ext_tensors_open(&self->tensors, type));
+}
+
+/* (in, out, stream): False, and nothing done, if the tensors are not the common kind. */
+static PyObject *context_all_reduce_tensors(Context *self, PyObject *const *args,
+                                            Py_ssize_t count) {
+    ext_call c;
+    if (ext_check_count("all_reduce_tensors", count, 3) || enter(self)) return NULL;
+    c.stream = PyLong_AsVoidPtr(args[2]);
+    if (!c.stream && PyErr_Occurred()) return NULL;
+    if (!ext_tensors_read(&self->tensors, args[0], args[1], &c)) Py_RETURN_FALSE;
+    const onehop_result result = run(self, &c);
+    return result ? fail(self, result) : Py_NewRef(Py_True);
 }
 
 static PyObject *context_all_reduce_with(Context *self, PyObject *const *args, Py_ssize_t count) {
@@ -419,6 +441,11 @@ static PyObject *get_closed(Context *self, void *unused) {
 
 static PyMethodDef methods[] = {
     METHOD(all_reduce, METH_FASTCALL, "all_reduce(in, out, count, dtype, stream)"),
+    METHOD(read_tensors, METH_O, "read_tensors(type) -> whether all_reduce_tensors can serve it"),
+    METHOD(
+        all_reduce_tensors, METH_FASTCALL,
+        "all_reduce_tensors(in, out, stream) -> False, nothing done, for what is not contiguous, "
+        "on the device, of the same supported type and shape"),
     METHOD(all_reduce_with, METH_FASTCALL,
            "all_reduce_with(in, out, count, dtype, stream, algorithm, source, blocks, threads)"),
     METHOD(synchronize, METH_O, "synchronize(stream): waits, watching the peers"),

@@ -42,6 +42,22 @@ int ext_parse_way(PyObject *const *args, onehop_call *call_out);
 /* Raises TypeError and returns -1 unless `found` is `expected`. */
 int ext_check_count(const char *name, Py_ssize_t found, Py_ssize_t expected);
 
+struct dl_tensor;
+
+/* Tensors read directly, if their type allows it. */
+typedef struct ext_tensors {
+    PyObject *type; /* of the tensors that are read; no subclass */
+    int (*look)(void *object, struct dl_tensor *out);
+    int32_t kind, ordinal; /* of the device where they must lie */
+} ext_tensors;
+void ext_tensors_place(ext_tensors *tensors, onehop_device device);
+/* 1 if tensors of this type can be read. */
+int ext_tensors_open(ext_tensors *tensors, PyObject *type);
+void ext_tensors_close(ext_tensors *tensors);
+/* 1 and all but the stream of *call_out, if both are contiguous, on the device, of the same type and shape; else 0, and
+ * no exception. */
+int ext_tensors_read(const ext_tensors *tensors, PyObject *in, PyObject *out, ext_call *call_out);
+
 /* A sequence of `count` ints into `out`, which is allocated; NULL and an exception on error. */
 void **ext_addresses(PyObject *sequence, size_t count, const char *what);
 

@@ -81,7 +81,7 @@ class AllReduce(TensorCalls):
             flags=flags,
             init_timeout_ms=init_timeout_ms,
         )
-        self._prepare(place, self.context.all_reduce, self.context.all_reduce_with)
+        self._prepare(place, self.context)
         self.rank = self.context.rank
         self.world_size = self.context.world_size
         self.handle = next(_handles)

@@ -76,7 +76,7 @@ class SymmetricAllReduce(TensorCalls):
             flags=early_trigger * _onehop.FLAG_EARLY_TRIGGER,
             capability=self._lowest_capability(place),
         )
-        self._prepare(place, self.communicator.all_reduce, self._with_row)
+        self._prepare(place, self.communicator)
         self.barrier()  # all memory is armed
 
     @classmethod
@@ -106,20 +106,6 @@ class SymmetricAllReduce(TensorCalls):
         major, minor = torch.cuda.get_device_capability(place)
         everyone = self._allgather((10 * major + minor).to_bytes(4, "little"))
         return min(int.from_bytes(everyone[at : at + 4], "little") for at in range(0, len(everyone), 4))
-
-    def _with_row(
-        self,
-        in_: int,
-        out: int,
-        count: int,
-        dtype: int,
-        stream: int,
-        algorithm: int,
-        source: int,
-        blocks: int,
-        threads: int,
-    ) -> None:
-        self.communicator.all_reduce_with(in_, out, count, dtype, stream, algorithm, source, blocks, threads, 0)
 
     def __repr__(self) -> str:
         return f"SymmetricAllReduce(rank {self.rank} of {self.world_size} on {self.device})"
