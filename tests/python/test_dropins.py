@@ -169,6 +169,7 @@ def check_sglang_mapped_by_the_caller(group, rank, world):
         bases, chunks, offsets = comm.get_graph_capture_bases()
         assert bases == [(pointers[rank] + 64, 4160), (pointers[rank] + 8192, 4160)]
         assert (chunks, offsets) == ([[0], [1]], [0, 0])
+        comm.obj.capture_end = None  # which would map them too
         comm.register_peer_mapped_inputs([[pointer + at for pointer in pointers] for at in (64, 8192)])
     stats = comm.obj.stats()
     assert (stats.rows_direct, stats.rows_staged) == (2, 0)
@@ -361,6 +362,16 @@ def test_inputs_over_several_allocations(monkeypatch):
     with comm.capture():
         bases, chunks, offsets = comm.get_graph_capture_bases()
     assert (bases, chunks, offsets) == ([(0x1000, 0x1000), (0x2000, 0x1000), (0x3000, 0x1000)], [[0, 1, 2]], [0x800])
+
+
+def test_register_graph_buffers_ends_the_capture():
+    obj = Recorded()
+    comm = bare(onehop.vllm.CustomAllreduce, obj)
+    comm.register_graph_buffers()
+    assert obj.calls == []
+    with comm.capture():
+        comm.register_graph_buffers()
+        assert obj.calls == [("capture_end", (), {})]
 
 
 @pytest.mark.parametrize("kind", [onehop.sglang.CustomAllReduceV2, onehop.vllm.CustomAllreduce])

@@ -4,12 +4,14 @@ And its model beside a plain one: the same choices for a whole sequence at once 
 safetensors too.
 """
 
+import concurrent.futures
 import functools
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -123,9 +125,23 @@ def plain_logits(ids):
     return norm(x, "model.norm.weight") @ table.T
 
 
-def generate(weights, prompts, tokens, chunk):
-    model = tp_model.Model(CONFIG, weights, 0, 1, len(prompts), prompts.shape[1] + tokens)
-    model.reduce = Alone
+class Between(Alone):
+    """The all-reduce of ranks that are threads of this process."""
+
+    def __init__(self, rank, places, barrier):
+        self.rank, self.places, self.barrier = rank, places, barrier
+
+    def sum(self, tensor):
+        self.places[self.rank] = tensor
+        self.barrier.wait(60)
+        total = sum(self.places[1:], self.places[0])
+        self.barrier.wait(60)
+        return total
+
+
+def generate(weights, prompts, tokens, chunk, rank=0, ranks=1, reduce=Alone):
+    model = tp_model.Model(CONFIG, weights, rank, ranks, len(prompts), prompts.shape[1] + tokens)
+    model.reduce = reduce
     for sequence, prompt in enumerate(prompts):
         model.prefill(sequence, prompt, chunk)
     model.position.fill_(prompts.shape[1])
@@ -147,6 +163,22 @@ def test_generates_what_the_plain_model_does(chunk):
         assert (best[:, 0] - best[:, 1]).min() > 1e-3, "a choice between equals shows nothing"
         assert sequence[21:].tolist() == logits.argmax(-1).tolist()
     assert len(set(found[0, 21:].tolist())) > 4, "always the same token"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_generate_what_one_does(ranks):
+    places, barrier = [None] * ranks, threading.Barrier(ranks)
+    with concurrent.futures.ThreadPoolExecutor(ranks) as pool:
+        runs = [
+            pool.submit(generate, weights_of(), PROMPTS, 12, 8, rank, ranks, Between(rank, places, barrier))
+            for rank in range(ranks)
+        ]
+        found = [run.result() for run in runs]
+    expected = generate(weights_of(), PROMPTS, 12, 8)
+    assert all(torch.equal(one, expected) for one in found)
+    half = CONFIG.vocab // 2
+    picked = expected[:, 21:]
+    assert (picked < half).any() and (picked >= half).any(), "one rank alone would do"
 
 
 def test_shards_make_the_whole():
