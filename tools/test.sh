@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/test.sh [PRESET [CTEST-ARGUMENT...]]: builds a preset and runs its tests; asan and tsan run those
+# [TORCH=1] tools/test.sh [PRESET [CTEST-ARGUMENT...]]: builds a preset and runs its tests; asan and tsan run those
 # labelled quick. Many have deadlines: only tests that mostly wait run beside each other, two at a time, unless
 # CTEST_PARALLEL_LEVEL says otherwise.
 set -euo pipefail
@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 preset=${1:-release}
 shift || true
 mode=test
+if [ "${TORCH:-0}" = 1 ]; then mode=torch; fi
 if [ "$preset" != release ]; then mode=sanitize; fi
 tools/bootstrap.sh $mode
 tools/build.sh "$preset"

@@ -92,6 +92,8 @@ def rendezvous(group: Any, init_timeout: float | None) -> Rendezvous:
                 Result.ENVIRONMENT,
             )
         return Rendezvous(0, 0)  # the library reads the environment
+    if distributed and group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ArgumentError("group: expected one that this process is a member of", Result.RANK)
     if not distributed or (group is not None and not isinstance(group, dist.ProcessGroup)):
         raise ArgumentError(
             f"group: expected a torch.distributed.ProcessGroup, an onehop.Rendezvous or None, found "
@@ -100,7 +102,7 @@ def rendezvous(group: Any, init_timeout: float | None) -> Rendezvous:
     group = dist.group.WORLD if group is None else group
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
-        raise ArgumentError("group: expected a group that this process is a member of", Result.RANK)
+        raise ArgumentError("group: expected one that this process is a member of", Result.RANK)
     timeout = timedelta(seconds=init_timeout or DEFAULT_TIMEOUT_S)
     if _has_cpu_backend(group):
         return Rendezvous(rank, world_size, allgather=_through_collective(group, timeout))

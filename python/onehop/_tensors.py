@@ -153,7 +153,12 @@ class TensorCalls:
                 made = _empty_like(tensor)
                 if self._call_tensors(tensor, made, self._stream(self._index)):
                     return made
-            elif not _is_grad_enabled() and not out.is_neg() and self._call_tensors(tensor, out, self._stream(self._index)):
+            elif (
+                type(out) is _Tensor
+                and not _is_grad_enabled()
+                and not out.is_neg()
+                and self._call_tensors(tensor, out, self._stream(self._index))
+            ):
                 return out
         return self._unusual(tensor, out, (algorithm, source, blocks, threads))
 
