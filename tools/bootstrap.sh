@@ -139,7 +139,7 @@ if [ "$mode" = torch ]; then
         # Beside the configured indexes: PyPI's wheel for x86-64 brings gigabytes of CUDA.
         PIP_EXTRA_INDEX_URL="$(python3 -m pip config get global.extra-index-url 2>/dev/null || true)"
         export PIP_EXTRA_INDEX_URL="$PIP_EXTRA_INDEX_URL https://download.pytorch.org/whl/cpu"
-        venv_install numpy pytest "torch==$torch_version" ||
+        venv_install matplotlib numpy pytest safetensors "torch==$torch_version" ||
             say "PyTorch could not be installed: its tests are skipped"
     fi
     mode=test

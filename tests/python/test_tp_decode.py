@@ -24,7 +24,7 @@ torch.set_num_threads(1)  # all is small
 import tp_model  # noqa: E402
 
 CONFIG = tp_model.TINY
-TINY = ["--device", "cpu", "--tiny", "--prompt", "20", "--tokens", "4", "--rounds", "2", "--batch", "1,2"]
+TINY = ["--device", "cpu", "--tiny", "--prompt", "12", "--tokens", "3", "--rounds", "2", "--batch", "1,2"]
 
 
 def decode(*args):
