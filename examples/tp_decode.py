@@ -22,6 +22,7 @@ import itertools
 import json
 import os
 import platform
+import signal
 import socket
 import statistics
 import subprocess
@@ -420,6 +421,7 @@ def launch(options):
         common = {"WORLD_SIZE": options.tp, "LOCAL_WORLD_SIZE": options.tp, "MASTER_ADDR": "127.0.0.1",
                   "MASTER_PORT": free.getsockname()[1]}  # fmt: skip
     children = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # not without them
     deadline = time.monotonic() + options.limit + 20
     try:
         for rank in range(options.tp):

@@ -198,7 +198,8 @@ class Model:
         config, weights = self.config, self.layers[index]
         h = F.rms_norm(x, (config.hidden,), weights.norm, config.eps) @ weights.qkv.T
         h = h.view(len(h), self.heads + 2 * self.kv_heads, config.head_dim)
-        qk = F.rms_norm(h[:, : -self.kv_heads], (config.head_dim,), None, config.eps) * weights.qk_norm
+        # The values' norms are not used; without them the input would have to be copied first.
+        qk = F.rms_norm(h, (config.head_dim,), None, config.eps)[:, : -self.kv_heads] * weights.qk_norm
         qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin)
         h = attend(index, qk[:, : self.heads], qk[:, self.heads :], h[:, -self.kv_heads :])
         x = x + self.product(h, weights.out)

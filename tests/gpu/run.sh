@@ -149,7 +149,7 @@ else
     run python_reference 240 env PYTHONPATH="$build/python" python3 tests/gpu/python_reference.py
     if [ "$(python3 -c 'import torch; print(torch.cuda.device_count() > 1)' 2>/dev/null)" = True ]; then
         run tp_decode 150 env PYTHONPATH="$build/python" python3 examples/tp_decode.py --device cuda --tokens 32 \
-            --rounds 2 --check
+            --rounds 2 --check --limit 120
     else
         skipped=$((skipped + 1))
         say "SKIP  tp_decode: python3 has no PyTorch that finds 2 GPUs"
