@@ -128,19 +128,19 @@ class Rank:
         dtype = getattr(torch, options.dtype)
         self.config = tp_model.TINY if options.tiny else tp_model.QWEN3_0_6B
         self.config.check(ranks)
+        self.most = max(options.batches)
+        rows = max(min(options.chunk, options.prompt), self.most)
+        max_bytes = max(rows * self.config.hidden * dtype.itemsize, ranks * self.most * 2 * 4)
+        self.reducers = {kind: make_reducer(kind, self.device, self.group, max_bytes) for kind in options.kinds}
         if options.safetensors:
             weights = tp_model.FileWeights(options.safetensors, self.device, dtype)
         else:
             weights = tp_model.RandomWeights(options.seed, self.device, dtype)
-        self.most = max(options.batches)
         room = options.prompt + options.tokens + WARM_UP
         self.model = tp_model.Model(self.config, weights, rank, ranks, self.most, room)
         generator = torch.Generator().manual_seed(options.seed)
         prompts = torch.randint(self.config.vocab, (self.most, options.prompt), generator=generator)
         self.prompts = prompts.to(self.device)
-        rows = max(min(options.chunk, options.prompt), self.most)
-        max_bytes = max(rows * self.config.hidden * dtype.itemsize, ranks * self.most * 2 * 4)
-        self.reducers = {kind: make_reducer(kind, self.device, self.group, max_bytes) for kind in options.kinds}
 
     def close(self):
         self.barrier()

@@ -146,13 +146,13 @@ else
         [ -x "$program" ] && run "$(basename "$program")" 150 "$program"
     done
     run torch_memory 150 python3 tests/gpu/torch_memory.py "$build/libonehop.so"
-    run python_reference 240 env PYTHONPATH="$build/python" python3 tests/gpu/python_reference.py
-    if [ "$(python3 -c 'import torch; print(torch.cuda.device_count() > 1)' 2>/dev/null)" = True ]; then
-        run tp_decode 150 env PYTHONPATH="$build/python" python3 examples/tp_decode.py --device cuda --tokens 32 \
-            --rounds 2 --check --limit 120
+    package=(env PYTHONPATH="$build/python" python3)
+    run python_reference 240 "${package[@]}" tests/gpu/python_reference.py
+    if [ "$("${package[@]}" -c 'import onehop, torch; print(torch.cuda.device_count() > 1)' 2>/dev/null)" = True ]; then
+        run tp_decode 150 "${package[@]}" examples/tp_decode.py --device cuda --tokens 32 --rounds 2 --check --limit 120
     else
         skipped=$((skipped + 1))
-        say "SKIP  tp_decode: python3 has no PyTorch that finds 2 GPUs"
+        say "SKIP  tp_decode: python3 has no package onehop, or no PyTorch that finds 2 GPUs"
     fi
     command_of check --quick
     perf -g 2 -b 1K -e 1M -d bfloat16 -n 50 -G 5
