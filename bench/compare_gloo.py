@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""From PyTorch, on this machine's CPU: onehop's AllReduce.all_reduce_ beside gloo's torch.distributed.all_reduce, in one run.
+"""From PyTorch, on this machine's CPU: AllReduce.all_reduce_ beside torch.distributed.all_reduce over gloo, in one run.
 
 Both in place, called alike from Python in processes of the same kind, each rank on a processor of its own, the same ones
 (--no-pin: nobody is pinned). Size by size in turn, for some rounds; a rank's figure is the median of its samples, shown is

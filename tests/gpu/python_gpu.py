@@ -248,7 +248,7 @@ def run_ranks(script, limit_s):
     return int(bool(failed))
 
 
-def main(build, script=os.path.abspath(__file__), limit_s=PATIENCE_S):
+def main(build, script, limit_s):
     os.environ.update(SWITCHES, PYTHONPATH=os.path.join(os.path.abspath(build), "python"))
     reason = why_not(build)
     return skip(reason) if reason else run_ranks(script, limit_s)
@@ -258,6 +258,6 @@ if __name__ == "__main__":
     if len(sys.argv) == 4 and sys.argv[1] == "--rank":
         rank_main(int(sys.argv[2]), sys.argv[3])
     elif len(sys.argv) == 2:
-        sys.exit(main(sys.argv[1]))
+        sys.exit(main(sys.argv[1], os.path.abspath(__file__), PATIENCE_S))
     else:
         sys.exit(__doc__)
