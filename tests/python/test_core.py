@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 
-import onehop
 import pytest
+
+import onehop
 from onehop import _onehop
 
 HOST, FLOAT = onehop.DeviceKind.HOST, onehop.DType.FLOAT32
@@ -367,5 +368,5 @@ def test_captures_that_differ():
 def test_a_graph_comes_from_a_stream():
     with pytest.raises(TypeError, match="capture_end"):
         onehop.HostGraph()
-    with pytest.raises(onehop.ArgumentError, match="STREAM|stream"):
+    with pytest.raises(onehop.ArgumentError, match="stream"):
         onehop.HostStream().capture_end()
