@@ -136,11 +136,11 @@ if [ "$mode" = torch ]; then
     fi
     has_all() { [ -n "$(command -v "$1")" ] && "$1" -c 'import numpy, pytest, torch' 2>/dev/null; }
     if ! has_all $venv/bin/python && ! has_all python3; then
-        # Beside the configured indexes: PyPI's wheel for x86-64 brings gigabytes of CUDA.
-        PIP_EXTRA_INDEX_URL="$(python3 -m pip config get global.extra-index-url 2>/dev/null || true)"
-        export PIP_EXTRA_INDEX_URL="$PIP_EXTRA_INDEX_URL https://download.pytorch.org/whl/cpu"
-        venv_install matplotlib numpy pytest safetensors "torch==$torch_version" ||
-            say "PyTorch could not be installed: its tests are skipped"
+        # Its own index first: PyPI's wheel for x86-64 brings gigabytes of CUDA.
+        { venv_install matplotlib numpy pytest safetensors && {
+            venv_install --index-url https://download.pytorch.org/whl/cpu "torch==$torch_version" 2>/dev/null ||
+                venv_install "torch==$torch_version"
+        }; } || say "PyTorch could not be installed: its tests are skipped"
     fi
     mode=test
 fi

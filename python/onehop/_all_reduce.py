@@ -45,7 +45,7 @@ class AllReduce(TensorCalls):
     One thread at a time may use an object, except for `abort`, `status` and `set_timeout`. While a call waits on the
     CPU, and while one of the blocking methods runs, other Python threads run.
 
-    Raises SetupError if the group cannot be served (the same sentence on all ranks), ArgumentError for arguments.
+    Raises SetupError if the group cannot be served, for the same reason on all ranks, and ArgumentError for arguments.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class AllReduce(TensorCalls):
             init_timeout_ms=init_timeout_ms,
         )
         self._prepare(place, self.context)
+        self._capturing = False
         self.rank = self.context.rank
         self.world_size = self.context.world_size
         self.handle = next(_handles)
@@ -111,13 +112,8 @@ class AllReduce(TensorCalls):
             with contextlib.suppress(Exception):  # the exception that goes on says more
                 self.capture_end()
             raise
-        if self._is_capturing():  # not if capture_end_mapped was called inside
+        if self._capturing:  # not if capture_end_mapped was called inside
             self.capture_end()
-
-    def _is_capturing(self) -> bool:
-        return self._capturing
-
-    _capturing = False
 
     def capture_begin(self) -> None:
         """Begin of `capture()`, for callers who end it by other means."""
@@ -163,7 +159,10 @@ class AllReduce(TensorCalls):
         graph: bool = False,
         in_place: bool = False,
     ) -> Choice:
-        """What `all_reduce` does with such a message: exactly. `graph`: inside `capture()`."""
+        """What `all_reduce` does with such a message: exactly. `graph`: inside `capture()`.
+
+        `dtype` None is the tensor's, and bfloat16 for a number of bytes.
+        """
         if isinstance(tensor_or_bytes, torch.Tensor):
             size = tensor_or_bytes.numel() * tensor_or_bytes.element_size()
             code = dtype_of(dtype or tensor_or_bytes.dtype)

@@ -138,7 +138,7 @@ class CustomAllReduceV2(DropIn):
         onehop.Error: see onehop.AllReduce.all_reduce.
         """
         ar = self.obj if self.obj is not None else self._live()
-        if not (ar._is_capturing() and being_captured(inp)):
+        if not (ar._capturing and being_captured(inp)):
             return ar.all_reduce(inp, algorithm=self._override)
         algorithm, source = self._override, None
         if algorithm is None:

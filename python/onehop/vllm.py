@@ -66,7 +66,7 @@ class CustomAllreduce(DropIn):
         Elsewhere nothing is to be done.
         """
         ar = self.obj
-        if ar is not None and ar._is_capturing():
+        if ar is not None and ar._capturing:
             ar.capture_end()
 
     @staticmethod

@@ -1,6 +1,7 @@
 """What works without PyTorch: contexts on addresses, errors, and the Python mirror of onehop.h."""
 
 import array
+import ast
 import os
 import pickle
 import subprocess
@@ -8,8 +9,9 @@ import sys
 import threading
 import time
 
-import onehop
 import pytest
+
+import onehop
 from onehop import _onehop
 
 HOST, FLOAT = onehop.DeviceKind.HOST, onehop.DType.FLOAT32
@@ -88,6 +90,24 @@ def test_constants():
     ]
     assert (onehop.Mode.EAGER, onehop.Mode.GRAPH) == (_onehop.MODE_EAGER, _onehop.MODE_GRAPH)
     assert onehop.__version__.count(".") == 2
+
+
+def test_stub_names_what_there_is():
+    with open(os.path.join(os.path.dirname(onehop.__file__), "_onehop.pyi"), encoding="utf-8") as file:
+        stub = ast.parse(file.read()).body
+
+    def names(body):
+        said = [one.target.id for one in body if isinstance(one, ast.AnnAssign)]
+        said += [one.name for one in body if isinstance(one, (ast.FunctionDef, ast.ClassDef))]
+        return {name for name in said if not name.startswith("_")}
+
+    def public(thing):
+        return {name for name in vars(thing) if not name.startswith("_")}
+
+    assert names(stub) == public(_onehop)
+    for one in stub:
+        if isinstance(one, ast.ClassDef):
+            assert names(one.body) == public(getattr(_onehop, one.name)), one.name
 
 
 def test_no_torch_is_imported():
@@ -348,5 +368,5 @@ def test_captures_that_differ():
 def test_a_graph_comes_from_a_stream():
     with pytest.raises(TypeError, match="capture_end"):
         onehop.HostGraph()
-    with pytest.raises(onehop.ArgumentError, match="STREAM|stream"):
+    with pytest.raises(onehop.ArgumentError, match="stream"):
         onehop.HostStream().capture_end()

@@ -17,11 +17,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed as dist  # noqa: E402
+
 import onehop  # noqa: E402
 import onehop.sglang  # noqa: E402
 import onehop.vllm  # noqa: E402
 import ranks  # noqa: E402
-import torch.distributed as dist  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT = 64 << 10
@@ -311,19 +312,16 @@ class Recorded:
     """An AllReduce that only notes how it is called."""
 
     def __init__(self, choice=None, inputs=()):
-        self.calls, self.choice, self.inputs, self.capturing = [], choice, list(inputs), False
+        self.calls, self.choice, self.inputs, self._capturing = [], choice, list(inputs), False
 
     def __getattr__(self, name):
         return lambda *args, **kwargs: self.calls.append((name, args, kwargs))
 
     @contextlib.contextmanager
     def capture(self):
-        self.capturing = True
+        self._capturing = True
         yield
-        self.capturing = False
-
-    def _is_capturing(self):
-        return self.capturing
+        self._capturing = False
 
     def would_use(self, inp, *, graph):
         assert graph
