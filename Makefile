@@ -29,7 +29,7 @@ test-gpu: build
 
 format format-check:
 	@tools/bootstrap.sh format
-	@find include src tests examples -name '*.[ch]' -print0 | \
+	@find include src tests examples python -name '*.[ch]' -print0 | \
 	    xargs -0 build/venv/bin/clang-format $(if $(filter format,$@),-i,--dry-run --Werror)
 
 clean:

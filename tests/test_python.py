@@ -1,4 +1,4 @@
-# labels: asan-off tsan-off timeout=170
+# labels: asan-off tsan-off timeout=300
 """tests/python by pytest, with the package of the build tree. What is missing is said, loudly: without PyTorch, or without
 pytest or Python's headers, `make test TORCH=1` installs it."""
 
@@ -36,7 +36,7 @@ def main():
         environment.pop(name, None)
     command = [*(complete or pythons)[:1], "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--durations=5",
                os.path.join(ROOT, "tests", "python")]
-    status = subprocess.run(command, env=environment, timeout=160, check=False).returncode
+    status = subprocess.run(command, env=environment, timeout=280, check=False).returncode
     if status == 0 and not complete:
         skip("the tests without PyTorch passed, for the others there is no torch")
     return status
