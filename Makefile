@@ -3,6 +3,7 @@
 help:
 	@echo "make demo        build, run the row_parallel example and a timed, verified all-reduce"
 	@echo "make test        build, all tests that need no GPU, checks of the tree and of the GPU kernels"
+	@echo "make test TORCH=1  the same, and PyTorch is installed for the tests that need it"
 	@echo "make asan, tsan  the quick tests under AddressSanitizer or ThreadSanitizer"
 	@echo "make test-gpu    tests that need GPUs"
 	@echo "make format      reformat the C sources; format-check only looks"
@@ -17,7 +18,7 @@ demo: build
 	build/release/onehop perf
 
 test:
-	@tools/test.sh release
+	@TORCH=$(TORCH) tools/test.sh release
 
 asan tsan:
 	@tools/test.sh $@
@@ -28,7 +29,7 @@ test-gpu: build
 
 format format-check:
 	@tools/bootstrap.sh format
-	@find include src tests examples -name '*.[ch]' -print0 | \
+	@find include src tests examples python -name '*.[ch]' -print0 | \
 	    xargs -0 build/venv/bin/clang-format $(if $(filter format,$@),-i,--dry-run --Werror)
 
 clean:

@@ -4,8 +4,9 @@
 option(ONEHOP_WERROR "Make warnings errors (for .ci/run)" OFF)
 option(ONEHOP_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 set(ONEHOP_CUDA AUTO CACHE STRING "Build the GPU kernels: AUTO (if nvcc works), ON or OFF")
+set(ONEHOP_PYTHON_PACKAGE AUTO CACHE STRING "Build the Python package: AUTO (if there are headers), ON or OFF")
 set(ONEHOP_SANITIZE "" CACHE STRING "Empty, address (with undefined behaviour) or thread")
-set_property(CACHE ONEHOP_CUDA PROPERTY STRINGS AUTO ON OFF)
+set_property(CACHE ONEHOP_CUDA ONEHOP_PYTHON_PACKAGE PROPERTY STRINGS AUTO ON OFF)
 set_property(CACHE ONEHOP_SANITIZE PROPERTY STRINGS "" address thread)
 
 if(NOT CMAKE_BUILD_TYPE)

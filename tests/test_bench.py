@@ -111,10 +111,18 @@ class Scripts(unittest.TestCase):
         self.assertEqual(done.returncode, 3)
         self.assertIn("SKIPPED: one_shot: there is no module torch", done.stderr)
 
+    def test_python_scripts_without_modules(self):
+        for name in "compare_gloo.py", "python_call.py":
+            done = script(name)
+            self.assertEqual(done.returncode, 3, name)
+            self.assertRegex(done.stderr, "SKIPPED: .*there is no module numpy, no module torch")
+
     def test_flags(self):
         for name, args in (("compare_cpu.py", ["-g", "1"]), ("compare_cpu.py", ["--peers", "nccl"]),
                            ("compare_cpu.py", ["-d", "int8"]), ("compare_torch.py", ["--compare", "gloo"]),
                            ("compare_torch.py", ["-b", "1.5K"]), ("plot.py", ["/nonexistent"]),
+                           ("compare_gloo.py", ["-g", "1"]), ("compare_gloo.py", ["-d", "int8"]),
+                           ("python_call.py", ["-b", "4Q"]),
                            ("plot.py", [])):
             self.assertEqual(script(name, *args).returncode, 2, (name, args))
         done = script("compare_cpu.py", "--onehop", "/nonexistent", "-e", "1K")

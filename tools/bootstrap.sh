@@ -2,6 +2,8 @@
 # Installs what is missing to build, and nothing else; what is there is used as it is, without any network.
 #   tools/bootstrap.sh          for building: C compiler, cmake, ninja, python3; nvcc if there is a GPU
 #   tools/bootstrap.sh test     the same, and NVRTC where nvcc is
+#   tools/bootstrap.sh torch    as test, and for the tests of the Python package headers of Python, and where they cannot be
+#                               imported PyTorch, numpy and pytest
 #   tools/bootstrap.sh sanitize C compiler with its sanitizers, cmake, ninja, python3
 #   tools/bootstrap.sh aarch64  the cross compiler for AArch64; ends with 77 if it is missing and cannot be installed
 #   tools/bootstrap.sh format   clang-format
@@ -13,6 +15,7 @@ mode=${1:-build}
 venv=build/venv
 cuda_version='13.0.*'
 clang_format_version=19.1.7
+torch_version=2.13.0
 
 say() { echo "bootstrap: $*"; }
 fail() { echo "bootstrap: $*" >&2; exit 1; }
@@ -124,6 +127,22 @@ if ! find_nvcc && has_gpu; then
     venv_install "nvidia-cuda-nvcc==$cuda_version" "nvidia-cuda-crt==$cuda_version" \
         "nvidia-nvvm==$cuda_version" "nvidia-cuda-runtime==$cuda_version" ||
         say "nvcc could not be installed"
+fi
+if [ "$mode" = torch ]; then
+    if ! printf '#include <Python.h>\n' | ${CC:-cc} -E "-I$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')" \
+        - >/dev/null 2>&1; then
+        { can_install && install_packages "headers of Python" libpython3-dev; } ||
+            say "no headers of Python (as root: apt-get install libpython3-dev): its package is not built"
+    fi
+    has_all() { [ -n "$(command -v "$1")" ] && "$1" -c 'import numpy, pytest, torch' 2>/dev/null; }
+    if ! has_all $venv/bin/python && ! has_all python3; then
+        # PyPI's wheel for x86-64 brings gigabytes of CUDA; PyTorch's index has one without, if it can be reached.
+        index=https://download.pytorch.org/whl/cpu
+        python3 -c "import urllib.request; urllib.request.urlopen('$index/torch/', timeout=10)" 2>/dev/null || index=
+        venv_install matplotlib numpy pytest safetensors "torch==$torch_version" ${index:+--extra-index-url $index} ||
+            say "PyTorch could not be installed: its tests are skipped"
+    fi
+    mode=test
 fi
 if ! find_nvcc; then
     say "no nvcc: only the host device is built"

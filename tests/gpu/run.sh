@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # tests/gpu/run.sh [--quick] [PROGRAM...]: everything that runs on GPUs, one after the other: the programs of this
-# folder, `onehop check --quick`, short runs of `onehop perf`, PyTorch's memory where python3 has PyTorch, and where
-# there is compute-sanitizer a small matrix under it. `make test-gpu`.
+# folder, `onehop check --quick`, short runs of `onehop perf`; where python3 has PyTorch its memory, the Python package,
+# the matrix through the stand-in for SGLang's class and a decoder; where there is compute-sanitizer a small matrix under
+# it. `make test-gpu`.
 #   --quick, or ONEHOP_GPU_QUICK=1   without compute-sanitizer
 #   ONEHOP_BUILD_DIR                 what was built, default build/release
 #   ONEHOP_GPU_LOG                   the log of it all, default build/test-gpu.log
@@ -21,7 +22,7 @@ log=${ONEHOP_GPU_LOG:-build/test-gpu.log}
 programs=$build/tests/gpu
 onehop=$build/onehop
 passed=0 failed=0 skipped=0
-export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
 unset ONEHOP_TIMEOUT_MS ONEHOP_DEVICE ONEHOP_NAME RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
 # Multicast is never used here, by anybody.
 unset ONEHOP_MULTICAST
@@ -68,7 +69,8 @@ verdict() {
         ;;
     esac
     case $name:$status in # what they found, not only that it was right
-    test_gpu_reference:0 | test_gpu_reference:77 | torch_memory:0) grep -v '^SKIPPED' "$output" | sed 's/^/        /' ;;
+    test_gpu_reference:0 | test_gpu_reference:77 | torch_memory:0 | python_gpu:0 | torch_symmetric:0 | \
+        python_reference:0 | tp_decode:0) grep -v '^SKIPPED' "$output" | sed 's/^/        /' ;;
     esac
 }
 
@@ -144,6 +146,16 @@ else
         [ -x "$program" ] && run "$(basename "$program")" 150 "$program"
     done
     run torch_memory 150 python3 tests/gpu/torch_memory.py "$build/libonehop.so"
+    run python_gpu 150 python3 tests/gpu/python_gpu.py "$build"
+    run torch_symmetric 120 python3 tests/gpu/torch_symmetric.py "$build"
+    package=(env PYTHONPATH="$build/python" python3)
+    run python_reference 240 "${package[@]}" tests/gpu/python_reference.py
+    if [ "$("${package[@]}" -c 'import onehop, torch; print(torch.cuda.device_count() > 1)' 2>/dev/null)" = True ]; then
+        run tp_decode 150 "${package[@]}" examples/tp_decode.py --device cuda --tokens 32 --rounds 2 --check --limit 120
+    else
+        skipped=$((skipped + 1))
+        say "SKIP  tp_decode: python3 has no package onehop, or no PyTorch that finds 2 GPUs"
+    fi
     command_of check --quick
     perf -g 2 -b 1K -e 1M -d bfloat16 -n 50 -G 5
     perf -g 2 -b 1K -e 1M -d bfloat16 -n 50 --eager

@@ -1,0 +1,204 @@
+/* The module onehop._onehop: its functions, and what its objects share. */
+#include "extension.h"
+
+#include <unistd.h>
+
+/* ---- errors -------------------------------------------------------------------------------------- */
+
+PyObject *ext_failure(const onehop_failure *f) {
+    return Py_BuildValue("(iiiIIIIs)", (int)f->result, f->rank, f->peer, f->epoch, f->site,
+                         f->expected, f->seen, f->text);
+}
+
+/* Classes and their choice by number are Python's: onehop._errors. */
+PyObject *ext_raise_with(onehop_result result, const char *text, const onehop_failure *failure) {
+    PyObject *record = failure && failure->result ? ext_failure(failure) : Py_NewRef(Py_None);
+    PyObject *errors = record ? PyImport_ImportModule("onehop._errors") : NULL;
+    PyObject *error = NULL;
+    if (errors)
+        error = PyObject_CallMethod(errors, "make_error", "(iszO)", (int)result,
+                                    onehop_result_name(result), text, record);
+    if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+    Py_XDECREF(errors);
+    Py_XDECREF(record);
+    return NULL;
+}
+
+PyObject *ext_raise(onehop_result result) {
+    return ext_raise_with(result, onehop_last_error(), NULL);
+}
+
+int ext_enter(const ext_guard *guard, const void *handle, const char *what) {
+    const char *why = NULL;
+    if (!handle)
+        why = "it is closed";
+    else if (guard->busy)
+        why = "another thread is inside a call on it; one thread at a time";
+    if (!why) return 0;
+    PyObject *text = PyUnicode_FromFormat("%s: %s", what, why);
+    if (text) {
+        const char *utf8 = PyUnicode_AsUTF8AndSize(text, NULL);
+        if (utf8) ext_raise_with(ONEHOP_ERR_STATE, utf8, NULL);
+        Py_DECREF(text);
+    }
+    return -1;
+}
+
+/* ---- arguments ----------------------------------------------------------------------------------- */
+
+int ext_check_count(const char *name, Py_ssize_t found, Py_ssize_t expected) {
+    if (found == expected) return 0;
+    PyErr_Format(PyExc_TypeError, "%s() takes %zd arguments, found %zd", name, expected, found);
+    return -1;
+}
+
+int ext_parse_call(PyObject *const *args, ext_call *call_out) {
+    call_out->in = PyLong_AsVoidPtr(args[0]);
+    call_out->out = PyLong_AsVoidPtr(args[1]);
+    call_out->count = PyLong_AsSize_t(args[2]);
+    call_out->dtype = (onehop_dtype)PyLong_AsLong(args[3]);
+    call_out->stream = PyLong_AsVoidPtr(args[4]);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static uint32_t as_uint32(PyObject *number) {
+    const unsigned long value = PyLong_AsUnsignedLong(number);
+    if (value > UINT32_MAX && !PyErr_Occurred())
+        PyErr_Format(PyExc_OverflowError, "%lu does not fit 32 bits", value);
+    return (uint32_t)value;
+}
+
+int ext_parse_way(PyObject *const *args, onehop_call *call_out) {
+    const onehop_call none = ONEHOP_CONFIG_INIT(onehop_call);
+    *call_out = none;
+    call_out->algorithm = (onehop_algorithm)PyLong_AsLong(args[0]);
+    call_out->source = (onehop_source)PyLong_AsLong(args[1]);
+    call_out->blocks = as_uint32(args[2]);
+    call_out->threads = as_uint32(args[3]);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+void **ext_addresses(PyObject *sequence, size_t count, const char *what) {
+    const Py_ssize_t found = PySequence_Size(sequence);
+    if (found < 0) return NULL;
+    if ((size_t)found != count) {
+        PyErr_Format(PyExc_ValueError, "%s: expected %zu addresses, found %zd", what, count, found);
+        return NULL;
+    }
+    void **out = PyMem_Calloc(count ? count : 1, sizeof *out);
+    if (!out) return PyErr_NoMemory(), NULL;
+    for (size_t i = 0; i < count; i++) {
+        PyObject *item = PySequence_GetItem(sequence, (Py_ssize_t)i);
+        out[i] = item ? PyLong_AsVoidPtr(item) : NULL;
+        Py_XDECREF(item);
+        if (PyErr_Occurred()) {
+            PyMem_Free(out);
+            return NULL;
+        }
+    }
+    return out;
+}
+
+/* ---- functions ----------------------------------------------------------------------------------- */
+
+static PyObject *version(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyLong_FromLong(onehop_version());
+}
+
+/* {name: (value, text)} of every result there is. */
+static PyObject *results(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    PyObject *all = PyDict_New();
+#define ADD(name, value, text)                                                                     \
+    if (all) {                                                                                     \
+        PyObject *pair = Py_BuildValue("(is)", (int)name, onehop_result_text(name));               \
+        if (!pair || PyDict_SetItemString(all, onehop_result_name(name), pair)) Py_CLEAR(all);     \
+        Py_XDECREF(pair);                                                                          \
+    }
+    ONEHOP_RESULTS(ADD)
+#undef ADD
+    return all;
+}
+
+#define NAME_FUNCTION(thing)                                                                       \
+    static PyObject *thing##_name(PyObject *module, PyObject *number) {                            \
+        (void)module;                                                                              \
+        const long value = PyLong_AsLong(number);                                                  \
+        if (value == -1 && PyErr_Occurred()) return NULL;                                          \
+        return PyUnicode_FromString(onehop_##thing##_name((onehop_##thing)value));                 \
+    }
+NAME_FUNCTION(algorithm)
+NAME_FUNCTION(source)
+NAME_FUNCTION(dtype)
+
+static PyObject *dtype_bytes(PyObject *module, PyObject *number) {
+    (void)module;
+    const long value = PyLong_AsLong(number);
+    if (value == -1 && PyErr_Occurred()) return NULL;
+    return PyLong_FromSize_t(onehop_dtype_bytes((onehop_dtype)value));
+}
+
+static PyMethodDef functions[] = {
+    {"version", version, METH_NOARGS, "Version of the library: 10000 major + 100 minor + patch."},
+    {"results", results, METH_NOARGS, "{name: (value, text)} of every result of the library."},
+    {"algorithm_name", algorithm_name, METH_O, "Name of an algorithm's number."},
+    {"source_name", source_name, METH_O, "Name of a source's number."},
+    {"dtype_name", dtype_name, METH_O, "Name of a data type's number."},
+    {"dtype_bytes", dtype_bytes, METH_O, "Bytes of one element, 0 for an unknown type."},
+    {"layout", ext_layout, METH_VARARGS, "Sizes of a communicator's memory."},
+    {"storage_arm", ext_storage_arm, METH_VARARGS, "Initialises one rank's memory."},
+    {NULL, NULL, 0, NULL},
+};
+
+/* ---- the module ---------------------------------------------------------------------------------- */
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_onehop", "libonehop, as it is.", -1, functions, NULL, NULL, NULL, NULL,
+};
+
+static int add_type(PyObject *module, const char *name, PyObject *type) {
+    const int result = type ? PyModule_AddObjectRef(module, name, type) : -1;
+    Py_XDECREF(type);
+    return result;
+}
+
+static int add_constants(PyObject *module) {
+    static const struct {
+        const char *name;
+        long value;
+    } constants[] = {
+        {"MAX_RANKS", ONEHOP_MAX_RANKS},
+        {"DEVICE_AUTO", ONEHOP_DEVICE_AUTO},
+        {"DEVICE_CUDA", ONEHOP_DEVICE_CUDA},
+        {"DEVICE_HOST", ONEHOP_DEVICE_HOST},
+        {"MODE_EAGER", ONEHOP_MODE_EAGER},
+        {"MODE_GRAPH", ONEHOP_MODE_GRAPH},
+        {"FLAG_EARLY_TRIGGER", ONEHOP_FLAG_EARLY_TRIGGER},
+        {"FLAG_SHARE_GPU", ONEHOP_FLAG_SHARE_GPU},
+        {"FLAG_NCCL", ONEHOP_FLAG_NCCL},
+        {"FLAG_UNCAP", ONEHOP_FLAG_UNCAP},
+    };
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+        if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value)) return -1;
+    return 0;
+}
+
+PyMODINIT_FUNC PyInit__onehop(void);
+PyMODINIT_FUNC PyInit__onehop(void) {
+    if (onehop_version() / 100 != ONEHOP_VERSION / 100) {
+        PyErr_Format(PyExc_ImportError,
+                     "the module was built against version %d of libonehop and found version %d",
+                     ONEHOP_VERSION, onehop_version());
+        return NULL;
+    }
+    PyObject *module = PyModule_Create(&definition);
+    if (!module) return NULL;
+    if (add_constants(module) || add_type(module, "Context", ext_context_type()) ||
+        add_type(module, "Communicator", ext_communicator_type()) ||
+        add_type(module, "HostStream", ext_host_stream_type()) ||
+        add_type(module, "HostGraph", ext_host_graph_type()))
+        Py_CLEAR(module);
+    return module;
+}

@@ -1,0 +1,72 @@
+"""onehop: the fastest all-reduce between the processors of one machine.
+
+`AllReduce` is the easy way, for tensors of PyTorch. Without PyTorch, `Context` works on addresses.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from onehop._errors import ArgumentError, CommunicatorDead, Error, InternalError, SetupError
+from onehop._onehop import Communicator, Context, HostGraph, HostStream
+from onehop._onehop import version as _version
+from onehop._types import (
+    Algorithm,
+    CapturedInput,
+    Choice,
+    DeviceKind,
+    DType,
+    Failure,
+    Layout,
+    Mode,
+    Result,
+    Source,
+    Stats,
+)
+
+if TYPE_CHECKING:
+    from onehop import ops, symmetric
+    from onehop._all_reduce import AllReduce
+    from onehop._group import Rendezvous
+
+__all__ = [
+    "Algorithm",
+    "AllReduce",
+    "ArgumentError",
+    "CapturedInput",
+    "Choice",
+    "Communicator",
+    "CommunicatorDead",
+    "Context",
+    "DType",
+    "DeviceKind",
+    "Error",
+    "Failure",
+    "HostGraph",
+    "HostStream",
+    "InternalError",
+    "Layout",
+    "Mode",
+    "Rendezvous",
+    "Result",
+    "SetupError",
+    "Source",
+    "Stats",
+    "__version__",
+    "ops",
+    "symmetric",
+]
+
+__version__ = f"{_version() // 10000}.{_version() // 100 % 100}.{_version() % 100}"
+
+# What needs PyTorch is imported when it is asked for.
+_TORCH = {"AllReduce": "onehop._all_reduce", "Rendezvous": "onehop._group", "ops": "", "symmetric": ""}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _TORCH:
+        raise AttributeError(f"module 'onehop' has no attribute '{name}'")
+    import importlib
+
+    module = importlib.import_module(_TORCH[name] or f"onehop.{name}")
+    value = getattr(module, name) if _TORCH[name] else module
+    globals()[name] = value
+    return value
