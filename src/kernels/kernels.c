@@ -1,5 +1,6 @@
 /* The one translation unit of all kernels, compiled by the C compiler for the host device and by
  * nvcc (-x cu) or NVRTC for GPUs. */
+#include "kernels/norm_1shot.h"
 #include "kernels/pull_1shot.h"
 #include "kernels/pull_2shot.h"
 #include "kernels/pull_multicast.h"
@@ -12,3 +13,8 @@
     OH_MULTICAST_KERNEL(onehop_##algorithm##_multicast_##type, OH_MULTICAST_BOUND,                 \
                         body(a, g, OH_##type))
 #include "kernels/instances.def"
+
+#define OH_FUSED_INSTANCE(operation, body, arguments, type, world, bound)                          \
+    OH_KERNEL_OF(arguments, onehop_##operation##_##type##_w##world, bound,                         \
+                 body(a, g, OH_##type, world##u))
+#include "kernels/fused.def"

@@ -9,6 +9,7 @@
 
 /* Keeps what rarely runs out of the way of what often does. */
 #define OH_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+#define OH_LIKELY(condition)   __builtin_expect(!!(condition), 1)
 
 /* Polls before a wait looks at clock, control page and host; bare, since a test inside the loop
  * costs 0.1 us a call (two H200, graphs, W=2: docs/design.md). */
@@ -38,13 +39,14 @@ OH_FN oh_grid oh_grid_here(void) {
     return g;
 }
 
-#define OH_KERNEL(name, bound, statement)                                                          \
+#define OH_KERNEL_OF(type, name, bound, statement)                                                 \
     extern "C" __global__ void __launch_bounds__(bound, 1)                                         \
-        name(const __grid_constant__ oh_args args) {                                               \
-        const oh_args *a = &args;                                                                  \
+        name(const __grid_constant__ type args) {                                                  \
+        const type *a = &args;                                                                     \
         const oh_grid g = oh_grid_here();                                                          \
         statement;                                                                                 \
     }
+#define OH_KERNEL(name, bound, statement) OH_KERNEL_OF(oh_args, name, bound, statement)
 
 /* Multimem instructions begin with sm_90: images for less do not have these kernels. */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -88,6 +90,12 @@ OH_FN oh_u64 oh_ld_u64(oh_u64 p) {
     oh_u64 v;
     asm volatile("ld.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
+}
+OH_FN void oh_st_u64(oh_u64 p, oh_u64 v) {
+    asm volatile("st.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+OH_FN void oh_st_u8(oh_u64 p, oh_u32 v) {
+    asm volatile("st.global.u8 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
 /* ---- ordered accesses: slots, signatures, control ------------------------------------------- */
@@ -246,6 +254,70 @@ OH_FN oh_u32 oh_f16x2_of_f32(float low, float high) {
 }
 OH_FN oh_u32 oh_canonical_f32(float f) {
     return __float_as_uint(f);
+}
+
+/* Rounded correctly, as a host does: rsqrt.approx would give other bits. */
+OH_FN float oh_div_f32(float a, float b) {
+    float f;
+    asm("div.rn.f32 %0, %1, %2;" : "=f"(f) : "f"(a), "f"(b));
+    return f;
+}
+OH_FN float oh_sqrt_f32(float f) {
+    float root;
+    asm("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(f));
+    return root;
+}
+/* The larger, or the one that is no NaN. */
+OH_FN float oh_max_f32(float a, float b) {
+    return fmaxf(a, b);
+}
+/* Two bytes of e4m3, to nearest even, above 448 to 448, NaN 0x7F; `low` in bits 0..7. */
+#if __CUDA_ARCH__ >= 890
+OH_FN oh_u32 oh_e4m3x2_of_f32(float low, float high) {
+    oh_u16 v;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(v) : "f"(high), "f"(low));
+    return v;
+}
+#else
+#define oh_e4m3x2_of_f32 oh_e4m3x2_by_bits
+#endif
+
+/* ---- rows: what the lanes of a block work on together ------------------------------------------------------
+ * A lane is a thread; a block has as many as the row asks for. */
+#define OH_LANES(lane, g, lanes)    lane = (g).thread;
+#define OH_KEPT_ROOM(most)          (most)
+#define OH_KEPT(lane, index, lanes) (index)
+#define OH_SHARED                   __shared__
+
+/* The sum of all lanes' values; see prim_host.h. One barrier: `turn` counts the calls of a block,
+ * so that what is written now is not what a late thread still reads. */
+OH_FN float oh_group_sum(const float *values, oh_u32 lanes, oh_u32 turn) {
+    __shared__ float sums[2][16];
+    float v = values[0];
+    float w[16];
+    oh_u32 i;
+    OH_UNROLL
+    for (i = 16; i; i /= 2) v = v + __shfl_xor_sync(0xffffffffu, v, (int)i);
+    if (!(threadIdx.x & 31)) sums[turn & 1][threadIdx.x / 32] = v;
+    __syncthreads();
+    OH_UNROLL
+    for (i = 0; i < 16; i++) w[i] = i < lanes / 32 ? sums[turn & 1][i] : 0.0f;
+    return (((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7]))) +
+           (((w[8] + w[9]) + (w[10] + w[11])) + ((w[12] + w[13]) + (w[14] + w[15])));
+}
+/* The largest of all lanes' values, NaN left out; at least zero. */
+OH_FN float oh_group_max(const float *values, oh_u32 lanes, oh_u32 turn) {
+    __shared__ float most[2][16];
+    float v = fmaxf(values[0], 0.0f);
+    oh_u32 i;
+    OH_UNROLL
+    for (i = 16; i; i /= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, (int)i));
+    if (!(threadIdx.x & 31)) most[turn & 1][threadIdx.x / 32] = v;
+    __syncthreads();
+    OH_UNROLL
+    for (i = 0; i < 16; i++)
+        if (i < lanes / 32) v = fmaxf(v, most[turn & 1][i]);
+    return v;
 }
 
 /* ---- multicast: never run on hardware, and off unless asked for -------------------------------------

@@ -55,12 +55,12 @@ OH_FN oh_i32 oh_look(const oh_args *a, oh_u64 at, oh_unit *v, oh_u32 world) {
     return missing;
 }
 
-/* The sum in rank order, own value at its place. Two terms commute. */
-OH_FN oh_unit oh_sum_sources(const oh_args *a, const oh_unit *v, oh_unit own, oh_u32 dtype,
-                             oh_u32 world) {
+/* The sum in rank order, own value at its place, not yet rounded. Two terms commute. */
+OH_FN oh_sum oh_add_sources(const oh_args *a, const oh_unit *v, oh_unit own, oh_u32 dtype,
+                            oh_u32 world) {
     oh_sum sum;
     oh_u32 j;
-    if (world == 2) return oh_sum_rounded(oh_sum_add(oh_sum_of(own, dtype), v[0], dtype), dtype);
+    if (world == 2) return oh_sum_add(oh_sum_of(own, dtype), v[0], dtype);
     sum = oh_sum_of(a->rank == 0 ? own : v[0], dtype);
     OH_UNROLL
     for (j = 1; j < world; j++) {
@@ -69,7 +69,12 @@ OH_FN oh_unit oh_sum_sources(const oh_args *a, const oh_unit *v, oh_unit own, oh
         if (j > a->rank) term = v[j - 1];
         sum = oh_sum_add(sum, term, dtype);
     }
-    return oh_sum_rounded(sum, dtype);
+    return sum;
+}
+
+OH_FN oh_unit oh_sum_sources(const oh_args *a, const oh_unit *v, oh_unit own, oh_u32 dtype,
+                             oh_u32 world) {
+    return oh_sum_rounded(oh_add_sources(a, v, own, dtype, world), dtype);
 }
 
 OH_FN void oh_rearm(const oh_args *a, oh_u64 at, oh_u32 world) {
@@ -93,7 +98,7 @@ OH_FN oh_i32 oh_poll_unit(const oh_args *a, oh_u64 p, oh_u32 what, oh_u32 epoch)
 }
 
 /* The sum for any number of ranks, nothing indexed by rank; re-arms as it reads. */
-OH_FN oh_unit oh_sum_and_rearm(const oh_args *a, oh_u64 at, oh_unit own, oh_u32 dtype) {
+OH_FN oh_sum oh_add_and_rearm(const oh_args *a, oh_u64 at, oh_unit own, oh_u32 dtype) {
     oh_sum sum = oh_sum_of(own, dtype);
     oh_u32 j;
     OH_NO_UNROLL
@@ -106,7 +111,11 @@ OH_FN oh_unit oh_sum_and_rearm(const oh_args *a, oh_u64 at, oh_unit own, oh_u32 
         sum = j == 0 && a->rank > 0 ? oh_sum_of(v, dtype) : oh_sum_add(sum, v, dtype);
     }
     if (j == a->rank) sum = oh_sum_add(sum, own, dtype);
-    return oh_sum_rounded(sum, dtype);
+    return sum;
+}
+
+OH_FN oh_unit oh_sum_and_rearm(const oh_args *a, oh_u64 at, oh_unit own, oh_u32 dtype) {
+    return oh_sum_rounded(oh_add_and_rearm(a, at, own, dtype), dtype);
 }
 
 /* Waits for one unit of all sources, however long, then reads again, sums, stores, re-arms: values
