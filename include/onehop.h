@@ -685,6 +685,46 @@ ONEHOP_API onehop_result onehop_comm_all_reduce_norm(onehop_comm *comm, const on
                                                      const onehop_call *call,
                                                      onehop_stream_t stream);
 
+/* Arguments of onehop_tp_qknorm. q and k: this rank's columns of matrices [tokens, D] whose columns are
+ * dealt to the ranks in equal parts, in memory of the rank's device, aligned to their element, with inner stride
+ * 1; strides from row to row in elements, at least the width, 0: the width. */
+typedef struct onehop_qknorm {
+    size_t struct_size;
+    void *q;              /* [tokens, q_width], in place */
+    void *k;              /* [tokens, k_width], in place */
+    const void *q_weight; /* [q_width]: this rank's slice */
+    const void *k_weight; /* [k_width] */
+    size_t tokens;
+    size_t q_width,
+        k_width; /* D / world size, at least 1 each; each rounded up to 16 bytes, 32 KiB together at most */
+    size_t q_stride, k_stride;
+    onehop_dtype dtype; /* of all of them */
+    uint32_t flags;     /* ONEHOP_NORM_WEIGHT_PLUS_ONE */
+    float eps;          /* >= 0 */
+    uint32_t reserved;  /* 0 */
+} onehop_qknorm;
+
+/* RMSNorm over all ranks' columns, of q and of k, in place:
+ *   y = round(x * 1/sqrt(sum over all ranks of x^2 / D + eps) * w)   in fp32, each step rounded to fp32
+ * with D = world size * width. Only sums of squares travel, 8 bytes a token. They are formed by a tree that
+ * depends on width and type only, and added in rank order: every rank uses the same bits, whatever grid and
+ * number of tokens, on the host and on GPUs. Any number of tokens; those beyond a push slot (push_bytes / 8)
+ * go in chunks. q and k may lie between each other's rows. tokens 0 does nothing. `call` (NULL: onehop
+ * chooses) may name 1SHOT_PUSH and a grid. Ranks must agree on tokens, widths, dtype, flags and eps; else
+ * MISMATCH. Any communicator of 2 ranks and more serves; a small one of its own (push_bytes 65536,
+ * pull_bytes 4096) lets such calls overlap with those of another. Everything else, NaN and errors, as
+ * onehop_all_reduce_norm. Since 0.1. */
+ONEHOP_API onehop_result onehop_tp_qknorm(onehop_t *context, const onehop_qknorm *qknorm,
+                                          const onehop_call *call, onehop_stream_t stream);
+ONEHOP_API onehop_result onehop_comm_tp_qknorm(onehop_comm *comm, const onehop_qknorm *qknorm,
+                                               const onehop_call *call, onehop_stream_t stream);
+
+/* Blocks of onehop_tp_qknorm, of the widths and type of `qknorm` (its pointers are not read), that are on
+ * this rank's device at once: what max_blocks could be used by it. A grid has one for the signature, one for each
+ * token, and at most max_blocks. Errors: those of the arguments, WORLD_SIZE, DRIVER. Since 0.1. */
+ONEHOP_API onehop_result onehop_tp_qknorm_max_blocks(onehop_t *context, const onehop_qknorm *qknorm,
+                                                     uint32_t *blocks_out);
+
 /* ---- host streams ---------------------------------------------------------------------------- */
 
 /* A queue with a worker thread, for the host device: what a CUDA stream is to a GPU. Needed when

@@ -27,6 +27,22 @@ typedef struct oh_norm_args {
 
 OH_STATIC_ASSERT(sizeof(oh_norm_args) == 680, norm_args);
 
+/* The norm of rows of q and k that are spread over the ranks. A lane's units are those of a row of q and,
+ * after them, of k. */
+typedef struct oh_qknorm_args {
+    oh_args call; /* in: q; out: k; units: of both rows; chunk_bytes: of a sub-slot */
+    oh_u64 q_weight, k_weight;
+    oh_u64 q_stride, k_stride; /* bytes from row to row */
+    oh_u32 tokens, chunk_tokens;
+    oh_u32 q_units, q_whole, k_whole; /* whole: loaded and stored 16 bytes at once */
+    oh_u32 q_bytes, k_bytes;          /* of a row */
+    oh_u32 lanes;
+    oh_u32 plus_one; /* w = weight + 1 */
+    float eps, inverse_q, inverse_k;
+} oh_qknorm_args;
+
+OH_STATIC_ASSERT(sizeof(oh_qknorm_args) == 648, qknorm_args);
+
 /* Lanes of a row: as few units each as 512 lanes allow, then as few lanes; two warps at least, since
  * the signature block, which is as wide, has use for the second. */
 OH_FN oh_u32 oh_lanes_of(oh_u32 units) {

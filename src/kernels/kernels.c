@@ -6,6 +6,7 @@
 #include "kernels/pull_multicast.h"
 #include "kernels/push_1shot.h"
 #include "kernels/push_2shot.h"
+#include "kernels/qknorm.h"
 
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
     OH_KERNEL(onehop_##algorithm##_##type##_w##world, bound, body(a, g, OH_##type, world##u))

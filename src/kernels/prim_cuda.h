@@ -291,19 +291,44 @@ OH_FN oh_u32 oh_e4m3x2_of_f32(float low, float high) {
 
 /* The sum of all lanes' values; see prim_host.h. One barrier: `turn` counts the calls of a block,
  * so that what is written now is not what a late thread still reads. */
-OH_FN float oh_group_sum(const float *values, oh_u32 lanes, oh_u32 turn) {
-    __shared__ float sums[2][16];
-    float v = values[0];
-    float w[16];
+OH_FN float oh_warp_sum(float v) {
     oh_u32 i;
     OH_UNROLL
     for (i = 16; i; i /= 2) v = v + __shfl_xor_sync(0xffffffffu, v, (int)i);
+    return v;
+}
+OH_FN float oh_tree_of_16(const float *shared, oh_u32 count) {
+    float v[16];
+    oh_u32 i;
+    OH_UNROLL
+    for (i = 0; i < 16; i++) v[i] = i < count ? shared[i] : 0.0f;
+    return (((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))) +
+           (((v[8] + v[9]) + (v[10] + v[11])) + ((v[12] + v[13]) + (v[14] + v[15])));
+}
+OH_FN float oh_group_sum(const float *values, oh_u32 lanes, oh_u32 turn) {
+    __shared__ float sums[2][16];
+    const float v = oh_warp_sum(values[0]);
     if (!(threadIdx.x & 31)) sums[turn & 1][threadIdx.x / 32] = v;
     __syncthreads();
-    OH_UNROLL
-    for (i = 0; i < 16; i++) w[i] = i < lanes / 32 ? sums[turn & 1][i] : 0.0f;
-    return (((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7]))) +
-           (((w[8] + w[9]) + (w[10] + w[11])) + ((w[12] + w[13]) + (w[14] + w[15])));
+    return oh_tree_of_16(sums[turn & 1], lanes / 32);
+}
+/* Two sums with one barrier. */
+typedef struct oh_pair {
+    float a, b;
+} oh_pair;
+OH_FN oh_pair oh_group_sums(const float *a, const float *b, oh_u32 lanes, oh_u32 turn) {
+    __shared__ float sums[2][2][16];
+    oh_pair v;
+    v.a = oh_warp_sum(a[0]);
+    v.b = oh_warp_sum(b[0]);
+    if (!(threadIdx.x & 31)) {
+        sums[turn & 1][0][threadIdx.x / 32] = v.a;
+        sums[turn & 1][1][threadIdx.x / 32] = v.b;
+    }
+    __syncthreads();
+    v.a = oh_tree_of_16(sums[turn & 1][0], lanes / 32);
+    v.b = oh_tree_of_16(sums[turn & 1][1], lanes / 32);
+    return v;
 }
 /* The largest of all lanes' values, NaN left out; at least zero. */
 OH_FN float oh_group_max(const float *values, oh_u32 lanes, oh_u32 turn) {

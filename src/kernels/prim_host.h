@@ -287,6 +287,15 @@ OH_FN float oh_group_sum(const float *values, oh_u32 lanes, oh_u32 turn) {
     }
     return oh_tree_of_16(sums);
 }
+typedef struct oh_pair {
+    float a, b;
+} oh_pair;
+OH_FN oh_pair oh_group_sums(const float *a, const float *b, oh_u32 lanes, oh_u32 turn) {
+    oh_pair sums;
+    sums.a = oh_group_sum(a, lanes, turn);
+    sums.b = oh_group_sum(b, lanes, turn);
+    return sums;
+}
 OH_FN float oh_group_max(const float *values, oh_u32 lanes, oh_u32 turn) {
     float most = 0.0f;
     oh_u32 i;

@@ -91,6 +91,13 @@ onehop_result oh_fused_copy_call(const char *operation, const onehop_call *call,
     return result;
 }
 
+uint32_t oh_fused_cut(size_t rows, size_t most, uint32_t grain, uint32_t *chunks_out) {
+    const size_t pieces = (rows + most - 1) / most;
+    const size_t piece = oh_round_up((rows + pieces - 1) / pieces, grain);
+    *chunks_out = (uint32_t)((rows + piece - 1) / piece);
+    return (uint32_t)piece;
+}
+
 onehop_result oh_fused_grid(const char *operation, const onehop_comm *comm, const onehop_call *call,
                             size_t rows, uint32_t lanes, onehop_choice *choice) {
     const bool host = comm->dispatch.kind == ONEHOP_DEVICE_HOST;

@@ -39,6 +39,9 @@ onehop_result oh_fused_run(onehop_comm *comm, onehop_t *ctx, const oh_fused_call
  * STRUCT_SIZE. */
 onehop_result oh_fused_copy_call(const char *operation, const onehop_call *call, onehop_call *out);
 
+/* Equal pieces of at most `most` rows, a multiple of `grain`: the rows of one. */
+uint32_t oh_fused_cut(size_t rows, size_t most, uint32_t grain, uint32_t *chunks_out);
+
 /* Blocks of a grid for `rows` rows at once, or those that the caller names. Errors: ALGORITHM. */
 onehop_result oh_fused_grid(const char *operation, const onehop_comm *comm, const onehop_call *call,
                             size_t rows, uint32_t lanes, onehop_choice *choice);

@@ -88,13 +88,6 @@ static uint32_t whole_units(const matrices *m) {
 
 /* ---- choice --------------------------------------------------------------------------------- */
 
-/* Equal pieces of whole rows, of at most `most` rows. */
-static void cut(size_t rows, size_t most, uint32_t grain, oh_norm_args *n, onehop_choice *choice) {
-    const size_t pieces = (rows + most - 1) / most;
-    n->chunk_rows = (uint32_t)oh_round_up((rows + pieces - 1) / pieces, grain);
-    choice->chunks = (uint32_t)((rows + n->chunk_rows - 1) / n->chunk_rows);
-}
-
 /* host_norm, where a row fits a quarter of what a rank publishes in. */
 static bool fits_host(const onehop_comm *comm, size_t row_room) {
     return comm->dispatch.kind == ONEHOP_DEVICE_HOST &&
@@ -107,7 +100,8 @@ static void cut_host(const onehop_comm *comm, size_t row_room, oh_norm_args *n,
     const size_t whole = area < 64 * K ? area : 64 * K;
     size_t quarter = area / 4 < 128 * K ? area / 4 : 128 * K;
     if (quarter < row_room) quarter = row_room;
-    cut(n->rows, total <= whole ? n->rows : quarter / row_room, 1, n, choice);
+    n->chunk_rows =
+        oh_fused_cut(n->rows, total <= whole ? n->rows : quarter / row_room, 1, &choice->chunks);
     n->call.chunk_bytes = n->chunk_rows * row_room;
 }
 
@@ -115,7 +109,8 @@ static void cut_host(const onehop_comm *comm, size_t row_room, oh_norm_args *n,
 static void cut_1shot(const onehop_comm *comm, size_t row_room, oh_norm_args *n,
                       onehop_choice *choice) {
     const size_t slot = comm->dispatch.planes.slot_bytes;
-    cut(n->rows, n->rows * row_room <= slot ? n->rows : slot / 2 / row_room, 1, n, choice);
+    n->chunk_rows = oh_fused_cut(
+        n->rows, n->rows * row_room <= slot ? n->rows : slot / 2 / row_room, 1, &choice->chunks);
     n->call.chunk_bytes = n->chunk_rows * row_room;
 }
 
