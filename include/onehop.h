@@ -674,7 +674,8 @@ typedef struct onehop_norm {
  * GPUs. NaN as in onehop_all_reduce; a sum of squares beyond the range of fp32 makes y 0 or NaN.
  * normed or residual_out may be x or residual_in (the same rows); else outputs are disjoint from inputs
  * and from each other, where rows may lie between rows. `call` (NULL: onehop chooses) may name
- * 1SHOT_PUSH, on the host also HOST_1SHOT, and a grid. rows 0 does nothing. Ranks must agree on
+ * 1SHOT_PUSH, 2SHOT_PUSH (with fewer rows than ranks, or rows longer than a quarter of a slot, 1SHOT_PUSH runs in its
+ * place), on the host also HOST_1SHOT, and a grid. rows 0 does nothing. Ranks must agree on
  * rows, hidden, dtype, flags, eps and on whether residual_in is given; else MISMATCH. A row, rounded up to
  * 16 bytes, must fit half a push slot (onehop_stats.push_bytes). Groups of 2 ranks and more.
  * Everything else as onehop_all_reduce, capture included. Errors, nothing launched: NULL, ARGUMENT,

@@ -11,7 +11,8 @@
 #define ROOM      (4 * MOST)
 #define MOST_ROWS 200
 
-static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_1SHOT_PUSH};
+static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_1SHOT_PUSH,
+                                              ONEHOP_2SHOT_PUSH};
 #define ALGORITHMS (int)(sizeof algorithms / sizeof *algorithms)
 
 static struct {
@@ -405,8 +406,7 @@ int main(void) {
     alone();
     captured();
     ranks_run(RANKS_AS_THREADS, 2, NULL, bad_arguments, NULL);
-    for (int thing = 0; thing < 7; thing++)
-        differ(thing % 2 ? ONEHOP_1SHOT_PUSH : ONEHOP_ALGORITHM_AUTO, thing);
+    for (int thing = 0; thing < 7; thing++) differ(algorithms[thing % ALGORITHMS], thing);
     ranks_run(RANKS_AS_THREADS, 2, NULL, longest, NULL);
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
         const double start = seconds_now();

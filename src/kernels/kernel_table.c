@@ -61,6 +61,7 @@ typedef struct fused_row {
 } fused_row;
 
 #define OH_OPERATION_norm_1shot OH_NORM_1SHOT
+#define OH_OPERATION_norm_2shot OH_NORM_2SHOT
 #define OH_OPERATION_qknorm     OH_QKNORM
 
 static const fused_row fused_rows[] = {

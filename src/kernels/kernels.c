@@ -1,6 +1,7 @@
 /* The one translation unit of all kernels, compiled by the C compiler for the host device and by
  * nvcc (-x cu) or NVRTC for GPUs. */
 #include "kernels/norm_1shot.h"
+#include "kernels/norm_2shot.h"
 #include "kernels/pull_1shot.h"
 #include "kernels/pull_2shot.h"
 #include "kernels/pull_multicast.h"

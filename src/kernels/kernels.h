@@ -20,6 +20,7 @@ int oh_kernel_find_multicast(onehop_algorithm algorithm, onehop_dtype dtype);
 /* What is done in one launch besides the all-reduce itself. */
 typedef enum oh_operation {
     OH_NORM_1SHOT,
+    OH_NORM_2SHOT,
     OH_QKNORM,
     OH_HOST_NORM, /* host device only */
     OH_OPERATIONS

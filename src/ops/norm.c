@@ -114,42 +114,79 @@ static void cut_1shot(const onehop_comm *comm, size_t row_room, oh_norm_args *n,
     n->call.chunk_bytes = n->chunk_rows * row_room;
 }
 
+/* A message whose shards fit half a slot each goes whole; else they take a quarter at most. */
+static void cut_2shot(const onehop_comm *comm, size_t row_room, oh_norm_args *n,
+                      onehop_choice *choice) {
+    const size_t slot = comm->dispatch.planes.slot_bytes, world = (size_t)comm->world;
+    const size_t shard = (n->rows + world - 1) / world;
+    n->chunk_rows = oh_fused_cut(
+        n->rows, shard * row_room <= slot / 2 ? shard * world : slot / 4 / row_room * world,
+        (uint32_t)comm->world, &choice->chunks);
+    n->call.chunk_bytes = n->chunk_rows * row_room;
+}
+
+/* Every rank owns a row, and its rows fit. */
+static bool fits_2shot(const onehop_comm *comm, size_t row_room, const oh_norm_args *n) {
+    const size_t slot = comm->dispatch.planes.slot_bytes, world = (size_t)comm->world;
+    const size_t shard = (n->rows + world - 1) / world;
+    return n->rows >= world && (shard * row_room <= slot / 2 || row_room <= slot / 4);
+}
+
+/* One-shot sends (W-1) S, two-shot 2 S (W-1)/W and one hop later, some 1.2 us, in which a link moves some 400 KB. So
+ * two ranks never gain by it. (From the floor of two H200, not measured with more ranks.) */
+static bool prefers_2shot(const onehop_comm *comm, size_t bytes) {
+    const size_t world = (size_t)comm->world;
+    return bytes * (world - 1) * (world - 2) > 400 * K * world;
+}
+
+static onehop_algorithm best_algorithm(const onehop_comm *comm, size_t row_room,
+                                       const oh_norm_args *n) {
+    if (fits_host(comm, row_room)) return ONEHOP_HOST_1SHOT;
+    return prefers_2shot(comm, n->rows * row_room) ? ONEHOP_2SHOT_PUSH : ONEHOP_1SHOT_PUSH;
+}
+
 static onehop_result choose_algorithm(const onehop_comm *comm, const onehop_call *call,
-                                      size_t row_room, onehop_algorithm *out) {
+                                      size_t row_room, const oh_norm_args *n,
+                                      onehop_algorithm *out) {
     const size_t slot = comm->dispatch.planes.slot_bytes;
-    if (call->algorithm != ONEHOP_ALGORITHM_AUTO && call->algorithm != ONEHOP_1SHOT_PUSH &&
-        call->algorithm != ONEHOP_HOST_1SHOT)
-        return oh_error(ONEHOP_ERR_ALGORITHM,
-                        NAME ": there is no %s; expected 1shot_push, or on "
-                             "the host host_1shot",
-                        onehop_algorithm_name(call->algorithm));
-    *out = call->algorithm;
-    if (*out == ONEHOP_ALGORITHM_AUTO)
-        *out = fits_host(comm, row_room) ? ONEHOP_HOST_1SHOT : ONEHOP_1SHOT_PUSH;
-    if (*out == ONEHOP_HOST_1SHOT && !fits_host(comm, row_room))
+    *out = call->algorithm ? call->algorithm : best_algorithm(comm, row_room, n);
+    if (*out == ONEHOP_HOST_1SHOT && fits_host(comm, row_room)) return ONEHOP_OK;
+    if (*out == ONEHOP_HOST_1SHOT)
         return oh_error(ONEHOP_ERR_ALGORITHM,
                         NAME ": host_1shot is for the host device, and rows of %zu bytes at most "
                              "here",
                         (size_t)comm->dispatch.planes.pull_bytes / 4);
-    if (*out != ONEHOP_HOST_1SHOT && row_room > slot / 2)
+    if (*out != ONEHOP_1SHOT_PUSH && *out != ONEHOP_2SHOT_PUSH)
+        return oh_error(ONEHOP_ERR_ALGORITHM,
+                        NAME ": there is no %s; expected 1shot_push, 2shot_push, or on the host "
+                             "host_1shot",
+                        onehop_algorithm_name(call->algorithm));
+    if (row_room > slot / 2)
         return oh_error(ONEHOP_ERR_TOO_LARGE,
                         NAME ": a row takes %zu bytes, but push slots of %zu hold rows of %zu; see "
                              "push_bytes",
                         row_room, slot, slot / 2);
+    if (!fits_2shot(comm, row_room, n)) *out = ONEHOP_1SHOT_PUSH;
     return ONEHOP_OK;
 }
 
 static onehop_result choose(const onehop_comm *comm, const onehop_call *call, oh_norm_args *n,
                             oh_fused_call *f) {
-    const size_t row_room = (size_t)n->call.units * OH_UNIT_BYTES;
+    const size_t row_room = (size_t)n->call.units * OH_UNIT_BYTES, world = (size_t)comm->world;
     onehop_choice *choice = &f->choice;
-    onehop_result result = choose_algorithm(comm, call, row_room, &choice->algorithm);
+    onehop_result result = choose_algorithm(comm, call, row_room, n, &choice->algorithm);
     if (result) return result;
     if (choice->algorithm == ONEHOP_HOST_1SHOT) {
         cut_host(comm, row_room, n, choice);
         choice->blocks = choice->threads = 1;
         f->kernel = comm->fused[OH_HOST_NORM][f->dtype];
         return ONEHOP_OK;
+    }
+    if (choice->algorithm == ONEHOP_2SHOT_PUSH) {
+        cut_2shot(comm, row_room, n, choice);
+        f->kernel = comm->fused[OH_NORM_2SHOT][f->dtype];
+        return oh_fused_grid(NAME, comm, call, (n->chunk_rows + world - 1) / world, n->lanes,
+                             choice);
     }
     cut_1shot(comm, row_room, n, choice);
     f->kernel = comm->fused[OH_NORM_1SHOT][f->dtype];
