@@ -319,10 +319,12 @@ int main(int argc, char **argv) {
     if (argc > 2) percent = (unsigned)atoi(argv[2]);
     watchdog(110);
     in_turn("any grid after any grid", 2, 2, 0, scaled(60), false);
+    lanes_push_whole_chunk = 0;
     in_turn("many chunks, one lane held back", 2, 2, 0, scaled(24), true);
     in_turn("counters about to wrap", 3, 2, 0xfffffffbu, 12, false);
     in_turn("many chunks, one lane held back", 3, 2, 0, scaled(24), true);
     in_turn("any grid after any grid", 4, 2, 0, scaled(60), false);
+    lanes_push_whole_chunk = 1;
     in_turn("any grid after any grid", 3, 3, 0x7ffffffbu, scaled(60), false);
     if (percent == 100) in_turn("many chunks, one lane held back", 4, 2, 0, scaled(24), true);
     return 0;

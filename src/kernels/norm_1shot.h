@@ -3,8 +3,9 @@
  *
  * Row i of a chunk belongs to block i mod (G - 1) on every rank, unit u of a row to lane u mod L: so a
  * place in a slot belongs to the same thread on all ranks and in all chunks, and all that push_1shot.h
- * says of reuse holds here. A block pushes its rows of a chunk, then finishes one after the other:
- * what it waits for is the same block of its peers, which wait for nothing first.
+ * says of reuse holds here. A block pushes its next row of a chunk before it finishes one, so that the
+ * link is busy meanwhile; on a host all of them. What it waits for the same block of a peer pushes before
+ * it finishes any row but earlier ones.
  *
  *   bytes sent per rank        (W-1) S
  *   hops on the critical path  1, and two barriers of a block for each row
@@ -46,7 +47,8 @@ OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 
     const oh_u64 row_room = (oh_u64)a->units * OH_UNIT_BYTES;
     oh_signature_words words = {0, 0};
     oh_unit r[OH_KEPT_ROOM(OH_NORM_UNITS)];
-    oh_u32 chunk, row, turn = 0;
+    const oh_u32 stride = g.blocks - 1;
+    oh_u32 chunk, row, pushed, turn = 0;
     oh_call_state c;
     if (g.block == g.blocks - 1) {
         words = oh_signature_words_of(a, g.thread);
@@ -67,12 +69,14 @@ OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 
         const oh_u32 rows = left < n->chunk_rows ? left : n->chunk_rows;
         const oh_u64 place = oh_push_place(a, c.phase, chunk);
         if (chunk) oh_fence_acq_rel_sys();
+        pushed = g.block;
         OH_NO_UNROLL
-        for (row = g.block; row < rows && !c.dead; row += g.blocks - 1)
-            oh_norm_push_row(n, g, first + row, place + row * row_room, dtype, world);
-        if (a->early_trigger) oh_pdl_trigger();
-        OH_NO_UNROLL
-        for (row = g.block; row < rows; row += g.blocks - 1) {
+        for (row = g.block; row < rows; row += stride) {
+            OH_NO_UNROLL
+            for (; pushed < rows && (OH_PUSH_WHOLE_CHUNK || pushed <= row + stride) && !c.dead;
+                 pushed += stride)
+                oh_norm_push_row(n, g, first + pushed, place + pushed * row_room, dtype, world);
+            if (a->early_trigger) oh_pdl_trigger();
             c.dead = oh_norm_collect(n, g, c, first + row, place + row * row_room, r,
                                      OH_SITE_PUSH_1SHOT, dtype, world);
             oh_norm_row(n, g, first + row, r, turn++, !c.dead, dtype);
