@@ -17,6 +17,9 @@
 #include "kernels/fused_args.h"
 #include "kernels/push_1shot.h"
 
+/* Units of a lane that are loaded and polled together; more would spill. Rows to 16 KiB have no others. */
+#define OH_NORM_TOGETHER 2u
+
 /* ---- rows in memory --------------------------------------------------------------------------- */
 OH_FN oh_unit oh_row_load(const oh_norm_args *n, oh_u64 row, oh_u32 u, oh_u32 dtype) {
     const oh_u64 at = row + (oh_u64)u * OH_UNIT_BYTES;
@@ -159,8 +162,28 @@ OH_FN oh_i32 oh_norm_await(const oh_args *a, oh_u64 at, oh_unit *v, oh_u32 site,
     return 1;
 }
 
+/* Looks at a lane's first units of the one source at once, so that their loads are in flight together, until
+ * all are there or it has looked long enough. Nonzero: they are in v. */
+OH_FN oh_u32 oh_norm_look_at_first(const oh_norm_args *n, oh_u32 lane, oh_u64 from, oh_unit *v) {
+    oh_u32 i, looks, there;
+    OH_NO_UNROLL
+    for (looks = 0; looks < OH_POLLS; looks++) {
+        there = 1;
+        OH_UNROLL
+        for (i = 0; i < OH_NORM_TOGETHER; i++) {
+            const oh_u32 u = lane + i * n->lanes;
+            if (u < n->call.units) v[i] = oh_ld_relaxed_sys_unit(from + (oh_u64)u * OH_UNIT_BYTES);
+        }
+        OH_UNROLL
+        for (i = 0; i < OH_NORM_TOGETHER; i++)
+            if (lane + i * n->lanes < n->call.units && !oh_unit_arrived(v[i])) there = 0;
+        if (there) return 1;
+    }
+    return 0;
+}
+
 /* Every lane's units of r of row `row`, whose units of the other ranks lie from `place` on in the
- * slots; re-arms them and stores residual_out. The own values and the residual are on their way
+ * slots; re-arms them and stores residual_out. The first own values and residuals are on their way
  * while it waits. Nonzero: the communicator is dead. */
 OH_FN oh_u32 oh_norm_collect(const oh_norm_args *n, oh_grid g, oh_call_state c, oh_u32 row,
                              oh_u64 place, oh_unit *r, oh_u32 site, oh_u32 dtype, oh_u32 world) {
@@ -170,31 +193,40 @@ OH_FN oh_u32 oh_norm_collect(const oh_norm_args *n, oh_grid g, oh_call_state c, 
                  residual_out = n->residual_out + row * n->residual_out_stride;
     oh_u32 lane, i;
     OH_LANES(lane, g, n->lanes) {
-        oh_unit own[OH_NORM_UNITS], residual[OH_NORM_UNITS];
+        oh_unit first[OH_NORM_TOGETHER], residuals[OH_NORM_TOGETHER], theirs[OH_NORM_TOGETHER];
+        oh_u32 there = 0;
         OH_UNROLL
-        for (i = 0; i < OH_NORM_UNITS; i++) {
+        for (i = 0; i < OH_NORM_TOGETHER; i++) {
             const oh_u32 u = lane + i * n->lanes;
-            own[i] = residual[i] = oh_unit_armed();
+            first[i] = residuals[i] = theirs[i] = oh_unit_armed();
             if (u < a->units) {
-                own[i] = oh_row_load(n, in, u, dtype);
-                if (n->residual_in) residual[i] = oh_row_load(n, residual_in, u, dtype);
+                first[i] = oh_row_load(n, in, u, dtype);
+                if (n->residual_in) residuals[i] = oh_row_load(n, residual_in, u, dtype);
             }
         }
+        if (world == 2 && !c.dead)
+            there = oh_norm_look_at_first(n, lane, a->peers[0].from + place, theirs);
         OH_UNROLL
         for (i = 0; i < OH_NORM_UNITS; i++) {
-            const oh_u32 u = lane + i * n->lanes;
+            const oh_u32 u = lane + i * n->lanes, k = i < OH_NORM_TOGETHER ? i : 0;
             const oh_u64 at = place + (oh_u64)u * OH_UNIT_BYTES;
-            oh_unit v[OH_MAX_RANKS];
+            oh_unit v[OH_MAX_RANKS], own = first[k], residual = residuals[k];
             oh_sum sum;
             if (u >= a->units || c.dead) continue;
-            if (!oh_norm_await(a, at, v, site, c.epoch, g.thread == 0, world)) {
+            if (i >= OH_NORM_TOGETHER) {
+                own = oh_row_load(n, in, u, dtype);
+                if (n->residual_in) residual = oh_row_load(n, residual_in, u, dtype);
+            }
+            v[0] = theirs[k];
+            if (!(there && i < OH_NORM_TOGETHER) &&
+                !oh_norm_await(a, at, v, site, c.epoch, g.thread == 0, world)) {
                 c.dead = 1;
                 continue;
             }
-            sum = world ? oh_add_sources(a, v, own[i], dtype, world)
-                        : oh_add_and_rearm(a, at, own[i], dtype);
+            sum = world ? oh_add_sources(a, v, own, dtype, world)
+                        : oh_add_and_rearm(a, at, own, dtype);
             if (world) oh_rearm(a, at, world);
-            if (n->residual_in) sum = oh_sum_add(sum, residual[i], dtype);
+            if (n->residual_in) sum = oh_sum_add(sum, residual, dtype);
             r[OH_KEPT(lane, i, n->lanes)] = oh_sum_rounded(sum, dtype);
             if (n->residual_out)
                 oh_row_store(n, residual_out, u, r[OH_KEPT(lane, i, n->lanes)], dtype);

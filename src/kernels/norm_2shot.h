@@ -127,24 +127,24 @@ OH_FN void oh_norm_2shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 
                                         a->peers[k].there + scatter + q * row_room, dtype);
             }
         }
+        /* Own rows, then those of the other owners. */
         OH_NO_UNROLL
-        for (q = g.block; q * ranks + a->rank < rows; q += stride) {
-            const oh_u32 row = first + q * ranks + a->rank;
-            c.dead = oh_norm_collect(n, g, c, row, scatter + q * row_room, r, OH_SITE_SCATTER,
-                                     dtype, world);
-            if (!c.dead) oh_norm_push_r(n, g, gather + q * row_room, r, ranks);
-            oh_norm_row(n, g, row, r, turn++, !c.dead, dtype);
-        }
-        if (a->early_trigger) oh_pdl_trigger();
-        OH_NO_UNROLL
-        for (q = g.block; q * ranks < rows; q += stride) {
+        for (k = 0; k < ranks; k++) {
+            const oh_u32 owner = k ? oh_other_rank(a, k - 1) : a->rank;
+            if (k && a->early_trigger) oh_pdl_trigger();
             OH_NO_UNROLL
-            for (k = 0; k + 1 < ranks; k++) {
-                const oh_u32 owner = oh_other_rank(a, k), row = q * ranks + owner;
-                if (row >= rows) continue;
-                c.dead = oh_norm_gather_row(n, g, c, first + row, owner,
-                                            a->peers[k].from + gather + q * row_room, r, dtype);
-                oh_norm_row(n, g, first + row, r, turn++, !c.dead, dtype);
+            for (q = g.block; q * ranks + owner < rows; q += stride) {
+                const oh_u32 row = first + q * ranks + owner;
+                const oh_u64 at = gather + q * row_room;
+                if (k) {
+                    c.dead = oh_norm_gather_row(n, g, c, row, owner, a->peers[k - 1].from + at, r,
+                                                dtype);
+                } else {
+                    c.dead = oh_norm_collect(n, g, c, row, scatter + q * row_room, r,
+                                             OH_SITE_SCATTER, dtype, world);
+                    if (!c.dead) oh_norm_push_r(n, g, at, r, ranks);
+                }
+                oh_norm_row(n, g, row, r, turn++, !c.dead, dtype);
             }
         }
     }

@@ -260,7 +260,7 @@ MUTANTS = [
      "if (world) oh_rearm(a, at, world);", "",
      "two calls later old rows pass for new"),
     ("fused norm: residual not added", FUSED, NORM,
-     "if (n->residual_in) sum = oh_sum_add(sum, residual[i], dtype);", "",
+     "if (n->residual_in) sum = oh_sum_add(sum, residual, dtype);", "",
      "the residual stream is lost"),
     ("fused norm: rows of a chunk land on one another", FUSED, NORM1,
      "oh_norm_push_row(n, g, first + pushed, place + pushed * row_room, dtype, world);",
