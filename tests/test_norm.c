@@ -352,6 +352,29 @@ static void differ(onehop_algorithm algorithm, int thing) {
     for (int r = 0; r < 3; r++) onehop_destroy(contexts[r]);
 }
 
+/* Rank 1 does not come: rank 0 says so at the deadline, and in the next call at once. */
+static void absent(onehop_algorithm algorithm) {
+    static uint16_t memory[8192];
+    onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
+    onehop_t *contexts[2];
+    onehop_stream_t stream;
+    onehop_failure failure;
+    onehop_norm n = plain(memory, 4, 100);
+    onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
+    call.algorithm = algorithm;
+    config.device.kind = ONEHOP_DEVICE_HOST;
+    config.timeout_ms = 200;
+    CHECK_OK(onehop_create_all(&config, 2, NULL, contexts));
+    CHECK_OK(onehop_host_stream_create(&stream));
+    CHECK_OK(onehop_all_reduce_norm(contexts[0], &n, &call, stream));
+    CHECK_RESULT(ONEHOP_ERR_TIMEOUT, onehop_synchronize(contexts[0], stream));
+    CHECK_RESULT(ONEHOP_ERR_TIMEOUT, onehop_status(contexts[0], &failure));
+    CHECK_INT(1, failure.peer);
+    CHECK_RESULT(ONEHOP_ERR_TIMEOUT, onehop_all_reduce_norm(contexts[0], &n, &call, stream));
+    onehop_host_stream_destroy(stream);
+    for (int r = 0; r < 2; r++) onehop_destroy(contexts[r]);
+}
+
 /* Captured on both ranks by one thread, replayed with other data; and a capture in which the ranks differ. */
 static void captured(void) {
     static float x[2][300], r[2][300], y[2][300], weight[100];
@@ -405,6 +428,7 @@ int main(void) {
     small.pull_bytes = 49152;
     alone();
     captured();
+    for (int a = 0; a < ALGORITHMS; a++) absent(algorithms[a]);
     ranks_run(RANKS_AS_THREADS, 2, NULL, bad_arguments, NULL);
     for (int thing = 0; thing < 7; thing++) differ(algorithms[thing % ALGORITHMS], thing);
     ranks_run(RANKS_AS_THREADS, 2, NULL, longest, NULL);

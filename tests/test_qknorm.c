@@ -289,6 +289,27 @@ static void differ(int thing) {
     for (int r = 0; r < 3; r++) onehop_destroy(contexts[r]);
 }
 
+/* Rank 1 does not come: rank 0 says so at the deadline, and in the next call at once. */
+static void absent(void) {
+    static uint16_t memory[8192];
+    onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
+    onehop_t *contexts[2];
+    onehop_stream_t stream;
+    onehop_failure failure;
+    onehop_qknorm n = plain(memory);
+    config.device.kind = ONEHOP_DEVICE_HOST;
+    config.timeout_ms = 200;
+    CHECK_OK(onehop_create_all(&config, 2, NULL, contexts));
+    CHECK_OK(onehop_host_stream_create(&stream));
+    CHECK_OK(onehop_tp_qknorm(contexts[0], &n, NULL, stream));
+    CHECK_RESULT(ONEHOP_ERR_TIMEOUT, onehop_synchronize(contexts[0], stream));
+    CHECK_RESULT(ONEHOP_ERR_TIMEOUT, onehop_status(contexts[0], &failure));
+    CHECK_INT(1, failure.peer);
+    CHECK_RESULT(ONEHOP_ERR_TIMEOUT, onehop_tp_qknorm(contexts[0], &n, NULL, stream));
+    onehop_host_stream_destroy(stream);
+    for (int r = 0; r < 2; r++) onehop_destroy(contexts[r]);
+}
+
 int main(void) {
     static const int worlds[] = {2, 3, 4, 5, 6, 7, 8, 16};
     onehop_config small = ONEHOP_CONFIG_INIT(onehop_config);
@@ -302,6 +323,7 @@ int main(void) {
     shared->q_squares = malloc(8192 * sizeof(double));
     shared->k_squares = malloc(8192 * sizeof(double));
     ranks_run(RANKS_AS_THREADS, 2, NULL, bad_arguments, NULL);
+    absent();
     for (int thing = 0; thing < 5; thing++) differ(thing);
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
         const double start = seconds_now();
