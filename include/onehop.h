@@ -698,6 +698,94 @@ typedef struct onehop_stats {
 /* Errors: NULL. Since 0.1. */
 ONEHOP_API onehop_result onehop_get_stats(const onehop_t *context, onehop_stats *stats_out);
 
+/* ---- fused operations ------------------------------------------------------------------------- */
+
+/* Flags of onehop_norm. w = weight + 1, as models of the Gemma family store it. */
+#define ONEHOP_NORM_WEIGHT_PLUS_ONE 1u
+
+/* Arguments of onehop_all_reduce_norm. Matrices are [rows, hidden] in memory of the rank's device,
+ * aligned to their element, with inner stride 1; strides from row to row in elements, at least hidden,
+ * 0: hidden. */
+typedef struct onehop_norm {
+    size_t struct_size;
+    const void *x;           /* this rank's part of the sum */
+    const void *residual_in; /* equal on all ranks; NULL: none */
+    const void *weight;      /* [hidden] */
+    void *normed;            /* NULL: only the quantised form is wanted */
+    void *residual_out;      /* NULL: not wanted */
+    void *quantised;         /* float8 e4m3, a byte each; NULL: not wanted */
+    float *row_scales;       /* [rows], written: the scale of each row; NULL: `scale` serves all */
+    size_t rows, hidden;     /* hidden: 1..16384, of float32 1..8192 */
+    size_t x_stride, residual_in_stride, normed_stride, residual_out_stride, quantised_stride;
+    onehop_dtype dtype; /* of x, residuals, weight and normed */
+    uint32_t flags;     /* ONEHOP_NORM_* */
+    float eps;          /* >= 0 */
+    float scale;        /* > 0, read if quantised is given and row_scales is not */
+} onehop_norm;
+
+/* All-reduce, residual add and RMSNorm in one launch:
+ *   r = round(sum over ranks of x, in fp32 and in rank order, + residual_in)     residual_out
+ *   y = r * 1/sqrt(mean(r^2) + eps) * w      in fp32, each step rounded to fp32
+ *   normed = round(y),   quantised = e4m3(y / scale), above 448 to 448,   w = weight or weight + 1
+ * With row_scales the scale of a row is max|y| / 448, at least 2^-126. The sum over ranks is not
+ * rounded by itself, so r is nearer to the exact value than after an all-reduce; the norm is that of
+ * the r that residual_out shows. The squares are added by a tree that depends on hidden and type
+ * only: the same bits on all ranks, for every algorithm, grid and number of rows, on the host and on
+ * GPUs. NaN as in onehop_all_reduce; a sum of squares beyond the range of fp32 makes y 0 or NaN.
+ * normed or residual_out may be x or residual_in (the same rows); else outputs are disjoint from inputs
+ * and from each other, where rows may lie between rows. `call` (NULL: onehop chooses) may name
+ * 1SHOT_PUSH, 2SHOT_PUSH (with fewer rows than ranks, or rows longer than a quarter of a slot, 1SHOT_PUSH runs in its
+ * place), on the host also HOST_1SHOT, and a grid. rows 0 does nothing. Ranks must agree on
+ * rows, hidden, dtype, flags, eps and on whether residual_in is given; else MISMATCH. A row, rounded up to
+ * 16 bytes, must fit half a push slot (onehop_stats.push_bytes). Groups of 2 ranks and more.
+ * Everything else as onehop_all_reduce, capture included. Errors, nothing launched: NULL, ARGUMENT,
+ * STRUCT_SIZE, DTYPE, ALIGNMENT, OVERLAP, TOO_LARGE, ALGORITHM, WORLD_SIZE, STREAM. Since 0.1. */
+ONEHOP_API onehop_result onehop_all_reduce_norm(onehop_t *context, const onehop_norm *norm,
+                                                const onehop_call *call, onehop_stream_t stream);
+ONEHOP_API onehop_result onehop_comm_all_reduce_norm(onehop_comm *comm, const onehop_norm *norm,
+                                                     const onehop_call *call,
+                                                     onehop_stream_t stream);
+
+/* Arguments of onehop_tp_qknorm. q and k: this rank's columns of matrices [tokens, D] whose columns are
+ * dealt to the ranks in equal parts, in memory of the rank's device, aligned to their element, with inner stride
+ * 1; strides from row to row in elements, at least the width, 0: the width. */
+typedef struct onehop_qknorm {
+    size_t struct_size;
+    void *q;              /* [tokens, q_width], in place */
+    void *k;              /* [tokens, k_width], in place */
+    const void *q_weight; /* [q_width]: this rank's slice */
+    const void *k_weight; /* [k_width] */
+    size_t tokens;
+    size_t q_width,
+        k_width; /* D / world size, at least 1 each; each rounded up to 16 bytes, 32 KiB together at most */
+    size_t q_stride, k_stride;
+    onehop_dtype dtype; /* of all of them */
+    uint32_t flags;     /* ONEHOP_NORM_WEIGHT_PLUS_ONE */
+    float eps;          /* >= 0 */
+    uint32_t reserved;  /* 0 */
+} onehop_qknorm;
+
+/* RMSNorm over all ranks' columns, of q and of k, in place:
+ *   y = round(x * 1/sqrt(sum over all ranks of x^2 / D + eps) * w)   in fp32, each step rounded to fp32
+ * with D = world size * width. Only sums of squares travel, 8 bytes a token. They are formed by a tree that
+ * depends on width and type only, and added in rank order: every rank uses the same bits, whatever grid and
+ * number of tokens, on the host and on GPUs. Any number of tokens; those beyond a push slot (push_bytes / 8)
+ * go in chunks. q and k may lie between each other's rows. tokens 0 does nothing. `call` (NULL: onehop
+ * chooses) may name 1SHOT_PUSH and a grid. Ranks must agree on tokens, widths, dtype, flags and eps; else
+ * MISMATCH. Any communicator of 2 ranks and more serves; a small one of its own (push_bytes 65536,
+ * pull_bytes 4096) lets such calls overlap with those of another. Everything else, NaN and errors, as
+ * onehop_all_reduce_norm. Since 0.1. */
+ONEHOP_API onehop_result onehop_tp_qknorm(onehop_t *context, const onehop_qknorm *qknorm,
+                                          const onehop_call *call, onehop_stream_t stream);
+ONEHOP_API onehop_result onehop_comm_tp_qknorm(onehop_comm *comm, const onehop_qknorm *qknorm,
+                                               const onehop_call *call, onehop_stream_t stream);
+
+/* Blocks of onehop_tp_qknorm, of the widths and type of `qknorm` (its pointers are not read), that are on
+ * this rank's device at once: what max_blocks could be used by it. A grid has one for the signature, one for each
+ * token, and at most max_blocks. Errors: those of the arguments, WORLD_SIZE, DRIVER. Since 0.1. */
+ONEHOP_API onehop_result onehop_tp_qknorm_max_blocks(onehop_t *context, const onehop_qknorm *qknorm,
+                                                     uint32_t *blocks_out);
+
 /* ---- kernels built at run time ----------------------------------------------------------------- */
 
 /* On CUDA the library's own sources can be compiled again while it runs, by NVRTC (a library of the CUDA

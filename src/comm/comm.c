@@ -78,13 +78,19 @@ static onehop_result load_functions(onehop_comm *comm, uint32_t ranks_per_device
         const void *image = oh_kernel_image(&size);
         oh_cuda_set_image(image, size);
     }
+    for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++)
+        for (int o = 0; o < OH_OPERATIONS; o++)
+            comm->fused[o][d] = (int16_t)oh_kernel_find_fused(comm->dispatch.kind, (oh_operation)o,
+                                                              (onehop_dtype)d, comm->world);
     /* Only what this world size can use. */
     for (size_t i = 0; i < count; i++) {
         bool used = false;
-        for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++)
+        for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++) {
             for (int a = 1; a < OH_ALGORITHMS; a++)
                 used |= comm->dispatch.kernels[a][d] == (int)i ||
                         comm->dispatch.multicast[a][d] == (int)i;
+            for (int o = 0; o < OH_OPERATIONS; o++) used |= comm->fused[o][d] == (int)i;
+        }
         if (!used) continue;
         onehop_result result = oh_comm_make_function(comm, (int)i, &comm->functions[i]);
         if (!result)

@@ -45,7 +45,7 @@ typedef struct oh_captured {
     uint32_t source;
     uint32_t blocks, threads;
     uint32_t in_place;
-    uint32_t unused;
+    uint32_t identity; /* of a fused call: hash of all that ranks must agree on */
 } oh_captured;
 
 /* What this rank alone knows of it. */

@@ -44,10 +44,17 @@ static onehop_result order_streams(onehop_comm *comm, onehop_stream_t stream,
     return ONEHOP_OK;
 }
 
-static void count_call(onehop_comm *comm, const oh_plan *plan, size_t bytes) {
+static void count_call(onehop_comm *comm, onehop_algorithm algorithm, size_t bytes) {
     comm->stats.calls++;
     comm->stats.bytes += bytes;
-    comm->stats.calls_by[plan->choice.algorithm]++;
+    comm->stats.calls_by[algorithm]++;
+}
+
+/* A host call on no stream has run to its end by now, and has failed only if it has left a record:
+ * that a peer was seen to leave just after it, from another thread, is for the next call. */
+static onehop_result check_ended(onehop_comm *comm, onehop_stream_t stream) {
+    if (stream || !__atomic_load_n(&comm->page->record.kind, __ATOMIC_ACQUIRE)) return ONEHOP_OK;
+    return oh_comm_check(comm);
 }
 
 /* A communicator of one rank. */
@@ -56,7 +63,7 @@ static onehop_result copy_alone(onehop_comm *comm, const oh_request *q, const oh
     onehop_result result = ONEHOP_OK;
     if (q->in != q->out)
         result = comm->device->ops->copy_on_stream(comm->device, q->out, q->in, bytes, q->stream);
-    if (!result) count_call(comm, plan, bytes);
+    if (!result) count_call(comm, plan->choice.algorithm, bytes);
     return result;
 }
 
@@ -65,7 +72,7 @@ static onehop_result copy_alone(onehop_comm *comm, const oh_request *q, const oh
 static onehop_result hand_over(onehop_comm *comm, const oh_request *q, const oh_plan *plan) {
     onehop_result result =
         oh_nccl_all_reduce(comm->device, comm->nccl, q->in, q->out, q->count, q->dtype, q->stream);
-    if (!result) count_call(comm, plan, oh_request_bytes(q));
+    if (!result) count_call(comm, plan->choice.algorithm, oh_request_bytes(q));
     return result;
 }
 
@@ -99,10 +106,26 @@ onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_pl
     if (q->custom) oh_custom_extend(q->custom, q->values, &args, plan, &extended, &launch);
     result = comm->device->ops->launch(comm->device, &launch);
     if (result) return result;
-    count_call(comm, plan, bytes);
-    /* A host call on no stream has run to its end by now, and has failed only if it has left a
-     * record: that a peer was seen to leave just after it, from another thread, is for the next
-     * call. */
-    if (q->stream || !__atomic_load_n(&comm->page->record.kind, __ATOMIC_ACQUIRE)) return ONEHOP_OK;
-    return oh_comm_check(comm);
+    count_call(comm, plan->choice.algorithm, bytes);
+    return check_ended(comm, q->stream);
+}
+
+onehop_result oh_comm_launch_fused(onehop_comm *comm, const oh_fused_call *call,
+                                   const oh_stream_info *info) {
+    const onehop_choice *c = &call->choice;
+    const oh_launch launch = {&comm->functions[call->kernel],
+                              call->args,
+                              call->args_bytes,
+                              c->blocks,
+                              c->threads,
+                              call->stream};
+    uint64_t h = mix(call->identity, (uint64_t)c->algorithm << 32 | c->blocks);
+    h = mix(h, (uint64_t)c->threads << 32 | c->chunks);
+    call->args->hash = (uint32_t)(mix(h, call->args->chunk_bytes) >> 32);
+    call->args->dtype = (uint32_t)call->dtype;
+    onehop_result result = order_streams(comm, call->stream, info);
+    if (!result) result = comm->device->ops->launch(comm->device, &launch);
+    if (result) return result;
+    count_call(comm, c->algorithm, call->count * onehop_dtype_bytes(call->dtype));
+    return check_ended(comm, call->stream);
 }

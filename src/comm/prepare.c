@@ -27,6 +27,8 @@ static void add(const onehop_t *ctx, const onehop_prepare_config *config, int ke
     if (kernel < 0 || !list[kernel].name || b->count == OH_BUILD_MOST) return;
     if (cuda && ctx->comm->functions[kernel].exact && !(config->flags & ONEHOP_PREPARE_ALWAYS))
         return;
+    for (size_t i = 0; i < b->count; i++)
+        if (b->kernels[i] == kernel) return; /* one for all types */
     b->kernels[b->count++] = kernel;
 }
 
@@ -35,11 +37,14 @@ static void plan(const onehop_t *ctx, const onehop_prepare_config *config, oh_bu
     memset(b, 0, sizeof *b);
     b->what = name;
     b->identity = (uint64_t)config->dtypes << 32 | config->flags;
-    for (int t = ONEHOP_FLOAT32; t <= ONEHOP_BFLOAT16; t++)
-        for (int a = ONEHOP_1SHOT_PUSH; a <= ONEHOP_2SHOT_PULL && config->dtypes >> t & 1; a++) {
+    for (int t = ONEHOP_FLOAT32; t <= ONEHOP_BFLOAT16; t++) {
+        if (!(config->dtypes >> t & 1)) continue;
+        for (int a = ONEHOP_1SHOT_PUSH; a < OH_ALGORITHMS; a++) {
             add(ctx, config, d->kernels[a][t], b);
             add(ctx, config, d->multicast[a][t], b);
         }
+        for (int o = 0; o < OH_OPERATIONS; o++) add(ctx, config, ctx->comm->fused[o][t], b);
+    }
 }
 
 static void adopt(onehop_t *ctx, const oh_build *b) {

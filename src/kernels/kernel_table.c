@@ -23,7 +23,12 @@ typedef struct row {
 #include "kernels/instances.def"
 #undef OH_MULTICAST_INSTANCE
 #undef OH_INSTANCE
+#define OH_FUSED_INSTANCE(operation, body, arguments, type, world, bound)                          \
+    void onehop_##operation##_##type##_w##world(const void *args, oh_grid grid);
+#include "kernels/fused.def"
+#undef OH_FUSED_INSTANCE
 
+/* In the order of `rows`, then of `fused_rows`. */
 static const oh_kernel kernels[] = {
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
     {"onehop_" #algorithm "_" #type "_w" #world, onehop_##algorithm##_##type##_w##world, bound},
@@ -33,10 +38,13 @@ static const oh_kernel kernels[] = {
 #include "kernels/instances.def"
 #undef OH_MULTICAST_INSTANCE
 #undef OH_INSTANCE
-    {NULL, oh_host_1shot, 1},
-    {NULL, oh_host_2shot, 1},
-    {NULL, oh_host_scatter, 1},
-    {NULL, oh_host_gather, 1},
+    {NULL, oh_host_1shot, 1},   {NULL, oh_host_2shot, 1},
+    {NULL, oh_host_scatter, 1}, {NULL, oh_host_gather, 1},
+#define OH_FUSED_INSTANCE(operation, body, arguments, type, world, bound)                          \
+    {"onehop_" #operation "_" #type "_w" #world, onehop_##operation##_##type##_w##world, bound},
+#include "kernels/fused.def"
+#undef OH_FUSED_INSTANCE
+    {NULL, oh_host_norm, 1},
 };
 
 static const row rows[] = {
@@ -52,6 +60,7 @@ static const row rows[] = {
     {ONEHOP_HOST_GATHER, 0, 0, false},
 };
 
+/* Lines of the lists, in the order of `kernels`. */
 static const char *const lines[] = {
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
     "OH_INSTANCE(" #algorithm ", " #body ", " #type ", " #world ", " #bound ")\n",
@@ -60,6 +69,32 @@ static const char *const lines[] = {
 #include "kernels/instances.def"
 #undef OH_MULTICAST_INSTANCE
 #undef OH_INSTANCE
+    "",
+    "",
+    "",
+    "",
+#define OH_FUSED_INSTANCE(operation, body, arguments, type, world, bound)                          \
+    OH_FUSED_LINE "(" #operation ", " #body ", " #arguments ", " #type ", " #world ", " #bound     \
+                  ")\n",
+#include "kernels/fused.def"
+#undef OH_FUSED_INSTANCE
+};
+
+typedef struct fused_row {
+    oh_operation operation;
+    uint32_t dtype, world; /* 0: any */
+} fused_row;
+
+#define OH_OPERATION_norm_1shot OH_NORM_1SHOT
+#define OH_OPERATION_norm_2shot OH_NORM_2SHOT
+#define OH_OPERATION_qknorm     OH_QKNORM
+
+static const fused_row fused_rows[] = {
+#define OH_FUSED_INSTANCE(operation, body, arguments, type, world, bound)                          \
+    {OH_OPERATION_##operation, OH_##type, world},
+#include "kernels/fused.def"
+#undef OH_FUSED_INSTANCE
+    {OH_HOST_NORM, 0, 0},
 };
 
 const oh_kernel *oh_kernel_list(size_t *count_out) {
@@ -81,6 +116,20 @@ int oh_kernel_find(onehop_device_kind kind, onehop_algorithm algorithm, onehop_d
         if (kind == ONEHOP_DEVICE_CUDA && !kernels[i].name) continue;
         if (rows[i].world == (uint32_t)world) return (int)i;
         if (!rows[i].world) any = (int)i;
+    }
+    return any;
+}
+
+int oh_kernel_find_fused(onehop_device_kind kind, oh_operation operation, onehop_dtype dtype,
+                         int world) {
+    int any = -1;
+    for (size_t i = 0; i < OH_LENGTH(fused_rows); i++) {
+        const fused_row *f = &fused_rows[i];
+        const int index = (int)(OH_LENGTH(rows) + i);
+        if (f->operation != operation || (f->dtype && f->dtype != (uint32_t)dtype)) continue;
+        if (kind == ONEHOP_DEVICE_CUDA && !kernels[index].name) continue;
+        if (f->world == (uint32_t)world) return index;
+        if (!f->world) any = index;
     }
     return any;
 }

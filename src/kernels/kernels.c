@@ -2,12 +2,15 @@
  * nvcc (-x cu) or NVRTC for GPUs. */
 #include "kernels/gather_flags.h"
 #include "kernels/gather_push.h"
+#include "kernels/norm_1shot.h"
+#include "kernels/norm_2shot.h"
 #include "kernels/pull_1shot.h"
 #include "kernels/pull_2shot.h"
 #include "kernels/pull_multicast.h"
 #include "kernels/push_1shot.h"
 #include "kernels/push_2shot.h"
 #include "kernels/push_scatter.h"
+#include "kernels/qknorm.h"
 
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
     OH_KERNEL(onehop_##algorithm##_##type##_w##world, bound, body(a, g, OH_##type, world##u))
@@ -18,3 +21,8 @@
     OH_MULTICAST_KERNEL(onehop_##algorithm##_multicast_##type, OH_MULTICAST_BOUND,                 \
                         body(a, g, OH_##type))
 #include "kernels/instances.def"
+
+#define OH_FUSED_INSTANCE(operation, body, arguments, type, world, bound)                          \
+    OH_KERNEL_OF(arguments, onehop_##operation##_##type##_w##world, bound,                         \
+                 body(a, g, OH_##type, world##u))
+#include "kernels/fused.def"

@@ -4,7 +4,7 @@
 #define OH_KERNELS_H
 
 #include "device/device.h"
-#include "kernels/args.h"
+#include "kernels/fused_args.h"
 
 /* All kernels, GPU-shaped ones first; each index below names one of these. A kernel without a name
  * exists on the host device only. */
@@ -17,8 +17,22 @@ int oh_kernel_find(onehop_device_kind kind, onehop_algorithm algorithm, onehop_d
 /* The same over multicast, which serves pull algorithms with any number of ranks. */
 int oh_kernel_find_multicast(onehop_algorithm algorithm, onehop_dtype dtype);
 
-/* The line of instances.def that stamps a kernel out; "" for one of the host device only. */
+/* The line that stamps a kernel out, of fused.def if it begins with OH_FUSED_LINE, else of
+ * instances.def; "" for one of the host device only. */
+#define OH_FUSED_LINE "OH_FUSED_INSTANCE"
 const char *oh_kernel_line(int index);
+
+/* What is done in one launch besides the all-reduce itself. */
+typedef enum oh_operation {
+    OH_NORM_1SHOT,
+    OH_NORM_2SHOT,
+    OH_QKNORM,
+    OH_HOST_NORM, /* host device only */
+    OH_OPERATIONS
+} oh_operation;
+
+int oh_kernel_find_fused(onehop_device_kind kind, oh_operation operation, onehop_dtype dtype,
+                         int world);
 
 /* The image for GPUs, embedded at build time; *size_out is 0 in a build without nvcc. */
 const void *oh_kernel_image(size_t *size_out);
@@ -27,5 +41,6 @@ void oh_host_1shot(const void *args, oh_grid grid);
 void oh_host_2shot(const void *args, oh_grid grid);
 void oh_host_scatter(const void *args, oh_grid grid);
 void oh_host_gather(const void *args, oh_grid grid);
+void oh_host_norm(const void *args, oh_grid grid);
 
 #endif

@@ -37,6 +37,9 @@ typedef struct oh_pair {
 #define OH_EPILOGUE(a, x, i) (x)
 #endif
 
+/* Most threads that work on a row together. */
+#define OH_MOST_LANES 512
+
 #define OH_CONCAT_(a, b) a##b
 #define OH_CONCAT(a, b)  OH_CONCAT_(a, b)
 #define OH_STATIC_ASSERT(condition, tag)                                                           \
@@ -50,5 +53,21 @@ OH_STATIC_ASSERT(sizeof(oh_unit) == OH_UNIT_BYTES, unit);
 #else
 #include "kernels/prim_host.h"
 #endif
+
+/* e4m3 by integer arithmetic, where the processor has no instruction for it. */
+OH_FN oh_u32 oh_e4m3_by_bits(float f) {
+    const oh_u32 bits = oh_bits_of_f32(f), sign = bits >> 24 & 0x80u,
+                 magnitude = bits & 0x7fffffffu;
+    oh_u32 code;
+    if (f != f) return 0x7fu;
+    if (magnitude >= 0x43e00000u) return sign | 0x7eu; /* 448 and more */
+    if (magnitude < 0x3c800000u)                       /* below 2^-6: let the adder round at 2^-9 */
+        return sign | (oh_bits_of_f32(oh_f32_of_bits(magnitude) + 16384.0f) - 0x46800000u);
+    code = (magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20;
+    return sign | (code - 0x3c0u);
+}
+OH_FN oh_u32 oh_e4m3x2_by_bits(float low, float high) {
+    return oh_e4m3_by_bits(low) | oh_e4m3_by_bits(high) << 8;
+}
 
 #endif

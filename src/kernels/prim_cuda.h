@@ -9,6 +9,7 @@
 
 /* Keeps what rarely runs out of the way of what often does. */
 #define OH_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+#define OH_LIKELY(condition)   __builtin_expect(!!(condition), 1)
 
 /* Polls before a wait looks at clock, control page and host; bare, since a test inside the loop
  * costs 0.1 us a call (two H200, graphs, W=2: docs/design.md). */
@@ -38,13 +39,14 @@ OH_FN oh_grid oh_grid_here(void) {
     return g;
 }
 
-#define OH_KERNEL(name, bound, statement)                                                          \
+#define OH_KERNEL_OF(type, name, bound, statement)                                                 \
     extern "C" __global__ void __launch_bounds__(bound, 1)                                         \
-        name(const __grid_constant__ oh_args args) {                                               \
-        const oh_args *a = &args;                                                                  \
+        name(const __grid_constant__ type args) {                                                  \
+        const type *a = &args;                                                                     \
         const oh_grid g = oh_grid_here();                                                          \
         statement;                                                                                 \
     }
+#define OH_KERNEL(name, bound, statement) OH_KERNEL_OF(oh_args, name, bound, statement)
 
 /* Multimem instructions begin with sm_90: images for less do not have these kernels. */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -270,6 +272,95 @@ OH_FN oh_u32 oh_f16x2_of_f32(float low, float high) {
 }
 OH_FN oh_u32 oh_canonical_f32(float f) {
     return __float_as_uint(f);
+}
+
+/* Rounded correctly, as a host does: rsqrt.approx would give other bits. */
+OH_FN float oh_div_f32(float a, float b) {
+    float f;
+    asm("div.rn.f32 %0, %1, %2;" : "=f"(f) : "f"(a), "f"(b));
+    return f;
+}
+OH_FN float oh_sqrt_f32(float f) {
+    float root;
+    asm("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(f));
+    return root;
+}
+/* The larger, or the one that is no NaN. */
+OH_FN float oh_max_f32(float a, float b) {
+    return fmaxf(a, b);
+}
+/* Two bytes of e4m3, to nearest even, above 448 to 448, NaN 0x7F; `low` in bits 0..7. */
+#if __CUDA_ARCH__ >= 890
+OH_FN oh_u32 oh_e4m3x2_of_f32(float low, float high) {
+    oh_u16 v;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(v) : "f"(high), "f"(low));
+    return v;
+}
+#else
+#define oh_e4m3x2_of_f32 oh_e4m3x2_by_bits
+#endif
+
+/* ---- rows: what the lanes of a block work on together ------------------------------------------------------
+ * A lane is a thread; a block has as many as the row asks for. */
+#define OH_LANES(lane, g, lanes)    lane = (g).thread;
+#define OH_KEPT_ROOM(most)          (most)
+#define OH_KEPT(lane, index, lanes) (index)
+#define OH_SHARED                   __shared__
+
+/* The sum of all lanes' values; see prim_host.h. One barrier: `turn` counts the calls of a block,
+ * so that what is written now is not what a late thread still reads. */
+OH_FN float oh_warp_sum(float v) {
+    oh_u32 i;
+    OH_UNROLL
+    for (i = 16; i; i /= 2) v = v + __shfl_xor_sync(0xffffffffu, v, (int)i);
+    return v;
+}
+OH_FN float oh_tree_of_16(const float *shared, oh_u32 count) {
+    float v[16];
+    oh_u32 i;
+    OH_UNROLL
+    for (i = 0; i < 16; i++) v[i] = i < count ? shared[i] : 0.0f;
+    return (((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))) +
+           (((v[8] + v[9]) + (v[10] + v[11])) + ((v[12] + v[13]) + (v[14] + v[15])));
+}
+OH_FN float oh_group_sum(const float *values, oh_u32 lanes, oh_u32 turn) {
+    __shared__ float sums[2][16];
+    const float v = oh_warp_sum(values[0]);
+    if (!(threadIdx.x & 31)) sums[turn & 1][threadIdx.x / 32] = v;
+    __syncthreads();
+    return oh_tree_of_16(sums[turn & 1], lanes / 32);
+}
+/* Two sums with one barrier. */
+typedef struct oh_two_sums {
+    float a, b;
+} oh_two_sums;
+OH_FN oh_two_sums oh_group_sums(const float *a, const float *b, oh_u32 lanes, oh_u32 turn) {
+    __shared__ float sums[2][2][16];
+    oh_two_sums v;
+    v.a = oh_warp_sum(a[0]);
+    v.b = oh_warp_sum(b[0]);
+    if (!(threadIdx.x & 31)) {
+        sums[turn & 1][0][threadIdx.x / 32] = v.a;
+        sums[turn & 1][1][threadIdx.x / 32] = v.b;
+    }
+    __syncthreads();
+    v.a = oh_tree_of_16(sums[turn & 1][0], lanes / 32);
+    v.b = oh_tree_of_16(sums[turn & 1][1], lanes / 32);
+    return v;
+}
+/* The largest of all lanes' values, NaN left out; at least zero. */
+OH_FN float oh_group_max(const float *values, oh_u32 lanes, oh_u32 turn) {
+    __shared__ float most[2][16];
+    float v = fmaxf(values[0], 0.0f);
+    oh_u32 i;
+    OH_UNROLL
+    for (i = 16; i; i /= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, (int)i));
+    if (!(threadIdx.x & 31)) most[turn & 1][threadIdx.x / 32] = v;
+    __syncthreads();
+    OH_UNROLL
+    for (i = 0; i < 16; i++)
+        if (i < lanes / 32) v = fmaxf(v, most[turn & 1][i]);
+    return v;
 }
 
 /* ---- multicast: never run on hardware, and off unless asked for -------------------------------------

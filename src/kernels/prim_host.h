@@ -7,6 +7,9 @@
 
 #include <sched.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 #define OH_FN      static inline __attribute__((always_inline, unused))
 #define OH_SLOW_FN static __attribute__((noinline, unused))
@@ -14,6 +17,7 @@
 #define OH_NO_UNROLL
 
 #define OH_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+#define OH_LIKELY(condition)   __builtin_expect(!!(condition), 1)
 
 /* After this many polls a wait yields the core: tests run 16 ranks on two cores. */
 #define OH_POLLS 64
@@ -34,14 +38,15 @@
  * either side does: what earlier calls read and re-armed comes before what this call tells its
  * peers, and what this call heard from them before what later calls write. (Free on x86; the host
  * paths have release and acquire of their own.) */
-#define OH_KERNEL(name, bound, statement)                                                          \
+#define OH_KERNEL_OF(type, name, bound, statement)                                                 \
     void name(const void *args, oh_grid g);                                                        \
     void name(const void *args, oh_grid g) {                                                       \
-        const oh_args *a = (const oh_args *)args;                                                  \
+        const type *a = (const type *)args;                                                        \
         oh_fence_acq_rel_sys();                                                                    \
         statement;                                                                                 \
         oh_fence_acq_rel_sys();                                                                    \
     }
+#define OH_KERNEL(name, bound, statement) OH_KERNEL_OF(oh_args, name, bound, statement)
 
 #define OH_MULTICAST_KERNEL(name, bound, statement) OH_KERNEL(name, bound, statement)
 
@@ -247,6 +252,67 @@ OH_FN oh_u32 oh_f16x2_of_f32(float low, float high) {
 }
 OH_FN oh_u32 oh_canonical_f32(float f) {
     return f != f ? 0x7fffffffu : oh_bits_of_f32(f);
+}
+
+OH_FN float oh_div_f32(float a, float b) {
+    return a / b;
+}
+OH_FN float oh_sqrt_f32(float f) {
+#if defined(__x86_64__)
+    return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(f)));
+#else
+    float root;
+    __asm__("fsqrt %s0, %s1" : "=w"(root) : "w"(f));
+    return root;
+#endif
+}
+/* The larger, or the one that is no NaN. */
+OH_FN float oh_max_f32(float a, float b) {
+    return a > b || b != b ? a : b;
+}
+#define oh_e4m3x2_of_f32 oh_e4m3x2_by_bits
+
+/* ---- rows: what the lanes of a block work on together ------------------------------------------------------
+ * A lane is a thread of a GPU's block. Here the one thread is all lanes in turn, and what a lane
+ * keeps in registers lies in an array for all of them, in the order of the row. */
+#define OH_LANES(lane, g, lanes)    for (lane = (g).thread; lane < (lanes); lane++)
+#define OH_KEPT_ROOM(most)          (OH_MOST_LANES * (most))
+#define OH_KEPT(lane, index, lanes) ((lane) + (index) * (lanes))
+#define OH_SHARED
+
+/* The sum of all lanes' values by a tree that depends on the number of lanes only: halves of 32 are
+ * added, then quarters, ..., then the sums of 32 by neighbours. */
+OH_FN float oh_tree_of_16(const float *v) {
+    return (((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))) +
+           (((v[8] + v[9]) + (v[10] + v[11])) + ((v[12] + v[13]) + (v[14] + v[15])));
+}
+OH_FN float oh_group_sum(const float *values, oh_u32 lanes, oh_u32 turn) {
+    float sums[OH_MOST_LANES / 32] = {0}, v[32];
+    oh_u32 w, i, step;
+    (void)turn;
+    for (w = 0; w < lanes / 32; w++) {
+        memcpy(v, values + 32 * w, sizeof v);
+        for (step = 16; step; step /= 2)
+            for (i = 0; i < step; i++) v[i] += v[i + step];
+        sums[w] = v[0];
+    }
+    return oh_tree_of_16(sums);
+}
+typedef struct oh_two_sums {
+    float a, b;
+} oh_two_sums;
+OH_FN oh_two_sums oh_group_sums(const float *a, const float *b, oh_u32 lanes, oh_u32 turn) {
+    oh_two_sums sums;
+    sums.a = oh_group_sum(a, lanes, turn);
+    sums.b = oh_group_sum(b, lanes, turn);
+    return sums;
+}
+OH_FN float oh_group_max(const float *values, oh_u32 lanes, oh_u32 turn) {
+    float most = 0.0f;
+    oh_u32 i;
+    (void)turn;
+    for (i = 0; i < lanes; i++) most = oh_max_f32(most, values[i]);
+    return most;
 }
 
 /* ---- multicast, emulated: `group` names all ranks' slabs; sums in rank order ---------------------------- */

@@ -1,6 +1,6 @@
 /* See program.h.
  *
- * The program is kernels.c itself, whose list of instances (instances.def) is replaced by the one line that is
+ * The program is kernels.c itself, whose lists of instances are replaced by the one line that is
  * wanted, so what runs is what the build's compilers make of the same sources. An expression goes in
  * front: it becomes a function, and OH_EPILOGUE calls it where a body rounds its sum. Its result is made
  * canonical like any sum: -x of a NaN would be the sentinel, for which a peer would wait for ever. Elements
@@ -15,7 +15,7 @@
 /* Pairs of name and text, ended by an empty name; see cmake/sources.cmake. */
 extern const char oh_sources_image[];
 
-static const char main_source[] = "kernels/kernels.c", list_source[] = "kernels/instances.def";
+static const char main_source[] = "kernels/kernels.c";
 
 /* ---- expressions ----------------------------------------------------------------------------- */
 
@@ -197,6 +197,13 @@ static char *write_text(const char *kernels, const onehop_op_config *op) {
     return NULL;
 }
 
+/* What a list holds if one kernel is wanted. */
+static const char *line_of(int kernel, const char *list) {
+    const char *line = oh_kernel_line(kernel);
+    const bool fused = !strncmp(line, OH_FUSED_LINE, strlen(OH_FUSED_LINE));
+    return fused == !strcmp(list, "kernels/fused.def") ? line : "";
+}
+
 static bool ends_in_def(const char *name) {
     const size_t length = strlen(name);
     return length > 4 && !strcmp(name + length - 4, ".def");
@@ -214,7 +221,7 @@ onehop_result oh_program_make(int kernel, const onehop_op_config *op, oh_program
             continue;
         }
         if (kernel != OH_EVERY_KERNEL && ends_in_def(source.name))
-            source.text = strcmp(source.name, list_source) ? "" : oh_kernel_line(kernel);
+            source.text = line_of(kernel, source.name);
         if (program_out->count == OH_PROGRAM_SOURCES)
             return oh_error(ONEHOP_ERR_INTERNAL, "more than %d sources", OH_PROGRAM_SOURCES);
         program_out->sources[program_out->count++] = source;

@@ -13,8 +13,10 @@ PUSH2 = "kernels/push_2shot.h"
 DIRECT, CAST = "kernels/pull_direct.h", "kernels/pull_multicast.h"
 SCATTER, FLAGS, GATHER = "kernels/push_scatter.h", "kernels/gather_flags.h", "kernels/gather_push.h"
 HOST_PARTS = "kernels/host_parts.c"
+NORM, NORM1, NORM2 = "kernels/norm.h", "kernels/norm_1shot.h", "kernels/norm_2shot.h"
+QKNORM = "kernels/qknorm.h"
 LANES, PATHS, PULLS = "test_lanes", "test_host_paths", "test_pull_lanes"
-PARTS = "test_parts_lanes"
+PARTS, FUSED = "test_parts_lanes", "test_fused_lanes"
 
 MUTANTS = [
     ("single phase", LANES, PUSH,
@@ -314,4 +316,29 @@ MUTANTS = [
     ("host parts: own term from the area", PARTS, HOST_PARTS,
      "    in[a->rank] = OH_AT(char, a->in) + a->rank * p->c.bytes + at;\n", "",
      "nobody publishes the own shard"),
+    ("fused norm: no re-arm", FUSED, NORM,
+     "if (world) oh_rearm(a, at, world);", "",
+     "two calls later old rows pass for new"),
+    ("fused norm: residual not added", FUSED, NORM,
+     "if (n->residual_in) sum = oh_sum_add(sum, residual, dtype);", "",
+     "the residual stream is lost"),
+    ("fused norm: rows of a chunk land on one another", FUSED, NORM1,
+     "oh_norm_push_row(n, g, first + pushed, place + pushed * row_room, dtype, world);",
+     "oh_norm_push_row(n, g, first + pushed, place, dtype, world);",
+     "a row is overwritten before it is read"),
+    ("fused norm, two shots: single phase", FUSED, NORM2,
+     "(c.phase ? a->phase_bytes : 0) + (chunk & 1", "(chunk & 1",
+     "the next call writes a slot that the peer still reads"),
+    ("fused norm, two shots: r not re-armed", FUSED, NORM2,
+     "            oh_st_relaxed_sys_unit(p, oh_unit_armed());\n", "",
+     "two calls later old rows pass for new"),
+    ("fused norm, two shots: nothing sanitised", FUSED, NORM2,
+     "oh_sanitise(v[i], dtype)", "v[i]",
+     "data that looks like the sentinel is waited for until the deadline"),
+    ("tp_qknorm: no re-arm", FUSED, QKNORM,
+     "    oh_st_relaxed_sys_u64(p, ~0ull);\n", "",
+     "two calls later old sums pass for new"),
+    ("tp_qknorm: sums of another token", FUSED, QKNORM,
+     "x, w, totals[j],", "x, w, totals[0],",
+     "the own part of a token's sum is that of the first one under way"),
 ]

@@ -17,14 +17,15 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from mutants import LANES, MUTANTS, PARTS, PATHS, PULLS  # noqa: E402
+from mutants import FUSED, LANES, MUTANTS, PARTS, PATHS, PULLS  # noqa: E402
 
 ROOT = pathlib.Path(os.environ.get("ONEHOP_SOURCE_DIR") or pathlib.Path(__file__).resolve().parents[2])
 # Protocol errors show at a deadline of this many milliseconds; an honest run waits for no peer that long.
 DEADLINE_MS, PERCENT, LIMIT_S = 4000, 30, 100
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-DLANES_FEW_BODIES", "-Og", "-ffp-contract=off", "-pthread", "-w"]
 # What the programs need besides the protocol sources, which they include; compiled once for all mutants.
-SHARED = ["src/base/*.c", "src/device/host/host_run.c", "src/device/host/vector.c", "tests/support/reference.c"]
+SHARED = ["src/base/*.c", "src/device/host/host_run.c", "src/device/host/vector.c", "tests/support/reference.c",
+          "tests/support/norm_reference.c"]
 
 
 def run(command, **options):
@@ -61,7 +62,7 @@ def build_shared(cc, work):
 
 
 def build(cc, program, source, objects, target):
-    compile_or_stop([cc, *FLAGS, *includes(source), ROOT / f"tests/{program}.c", *objects, "-o", target])
+    compile_or_stop([cc, *FLAGS, *includes(source), ROOT / f"tests/{program}.c", *objects, "-o", target, "-lm"])
     return target
 
 
@@ -114,7 +115,8 @@ def main():
     try:
         began = time.monotonic()
         objects = build_shared(given.cc, work)
-        for program in (LANES, PATHS, PULLS, PARTS):
+        rows = [row for row in MUTANTS if given.only in row[0]]
+        for program in (program for program in (LANES, PATHS, PULLS, PARTS, FUSED) if program in {row[1] for row in rows}):
             binary = build(given.cc, program, ROOT / "src", objects, work / program)
             for _ in range(given.repeat):
                 started = time.monotonic()
@@ -122,7 +124,6 @@ def main():
                 if failed:
                     sys.exit(f"{program} fails on the unaltered sources: {how}")
                 print(f"passes {time.monotonic() - started:5.1f} s  {program} on the unaltered sources", flush=True)
-        rows = [row for row in MUTANTS if given.only in row[0]]
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             jobs = [pool.submit(try_mutant, number, row, given.cc, work, objects, given.repeat)
                     for number, row in enumerate(rows)]

@@ -657,7 +657,8 @@ static void *lanes_main(void *argument) {
 }
 
 /* Runs the calls on all ranks and requires that everything is armed at the end. */
-static void lanes_run(lanes_group *g, const char *what, const lanes_call *calls, size_t count) {
+static inline void lanes_run(lanes_group *g, const char *what, const lanes_call *calls,
+                             size_t count) {
     lanes_thread starts[ONEHOP_MAX_RANKS][LANES_MOST_LANES];
     g->what = what;
     g->calls = calls;
