@@ -136,10 +136,7 @@ if [ "$mode" = torch ]; then
     fi
     has_all() { [ -n "$(command -v "$1")" ] && "$1" -c 'import numpy, pytest, torch' 2>/dev/null; }
     if ! has_all $venv/bin/python && ! has_all python3; then
-        # PyPI's wheel for x86-64 brings gigabytes of CUDA; PyTorch's index has one without, if it can be reached.
-        index=https://download.pytorch.org/whl/cpu
-        python3 -c "import urllib.request; urllib.request.urlopen('$index/torch/', timeout=10)" 2>/dev/null || index=
-        venv_install matplotlib numpy pytest safetensors "torch==$torch_version" ${index:+--extra-index-url $index} ||
+        venv_install matplotlib numpy pytest safetensors "torch==$torch_version" ||
             say "PyTorch could not be installed: its tests are skipped"
     fi
     mode=test
