@@ -2,30 +2,30 @@
  * GPU; a caller's expression becomes part of them, or is refused on all ranks with the compiler's words and
  * the caller's line; what was compiled is found again; and the host device, which has no compiler, says so. Skipped
  * without NVRTC. */
-/* labels: quick timeout=240 tsan-off */
+/* labels: timeout=240 */
 #include "harness.h"
 #include "rank_contexts.h"
 
 #include "device/cuda/jit.h"
 #include "kernels/program.h"
 
-#include <glob.h>
-
 static const uint32_t archs[] = {80, 90, 100, 120};
 static char root[] = "/tmp/onehop-test-jit-XXXXXX";
 
-/* The one that tools/bootstrap.sh installs, unless told otherwise. */
+/* The one that the checks of the kernels use, unless told otherwise. */
 static void find_nvrtc(void) {
-    char pattern[600];
-    glob_t found;
+    char command[600], path[4096] = "";
     const char *source = getenv("ONEHOP_SOURCE_DIR");
     if (getenv("ONEHOP_NVRTC")) return;
-    snprintf(pattern, sizeof pattern,
-             "%s/build/venv/lib/python3*/site-packages/nvidia/cu13/lib/libnvrtc.so.13",
+    snprintf(command, sizeof command, "python3 %s/tools/check_kernels.py --find-nvrtc",
              source ? source : ".");
-    if (glob(pattern, 0, NULL, &found)) return;
-    setenv("ONEHOP_NVRTC", found.gl_pathv[0], 1);
-    globfree(&found);
+    FILE *from = popen(command, "r");
+    CHECK(from != NULL);
+    if (fgets(path, sizeof path, from)) {
+        path[strcspn(path, "\n")] = 0;
+        setenv("ONEHOP_NVRTC", path, 1);
+    }
+    pclose(from);
 }
 
 static bool contains(const oh_jit_image *image, const char *text) {

@@ -2,7 +2,8 @@
  * bit on all ranks, for 2 to 8 and 16 ranks, types, odd hidden sizes, row strides and alignments that differ from
  * rank to rank, in place, quantised, one piece and chunks; NaN, infinities, zeros; calls that differ between ranks;
  * bad arguments; capture and replay. */
-/* labels: quick timeout=120 */
+/* ThreadSanitizer sees the bodies in test_fused_lanes, in less time. */
+/* labels: quick timeout=120 tsan-off */
 #include "harness.h"
 #include "norm_reference.h"
 #include "rank_contexts.h"

@@ -2,7 +2,8 @@
  * that divide nothing, q and k in one buffer, 1 to 8192 tokens, one piece and chunks; the same bits for every grid and
  * slot, and on all ranks where they have equal rows; NaN, infinities, zeros; calls that differ between ranks; bad
  * arguments. */
-/* labels: quick timeout=120 */
+/* ThreadSanitizer sees the bodies in test_fused_lanes, in less time. */
+/* labels: quick timeout=120 tsan-off */
 #include "harness.h"
 #include "norm_reference.h"
 #include "rank_contexts.h"
