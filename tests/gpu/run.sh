@@ -1,32 +1,29 @@
 #!/usr/bin/env bash
-# tests/gpu/run.sh [--quick] [PROGRAM...]: everything that runs on GPUs, one after the other: the programs of this
+# tests/gpu/run.sh [PROGRAM...]: everything that runs on GPUs, one after the other: the programs of this
 # folder, `onehop check --quick`, short runs of `onehop perf`; where python3 has PyTorch its memory, the Python package,
 # the matrix through the stand-in for SGLang's class and a decoder; where there is compute-sanitizer a small matrix under
 # it. `make test-gpu`.
-#   --quick, or ONEHOP_GPU_QUICK=1   without compute-sanitizer
-#   ONEHOP_BUILD_DIR                 what was built, default build/release
-#   ONEHOP_GPU_LOG                   the log of it all, default build/test-gpu.log
-#   ONEHOP_NCCL_LIB                  the NCCL to compare with, default the one of PyTorch's wheels, else the system's
+#   ONEHOP_GPU_PARTS    some of: programs python command sanitizers (default: all)
+#   ONEHOP_BUILD_DIR    what was built, default build/release
+#   ONEHOP_GPU_LOG      the log of it all, default build/test-gpu.log
+#   ONEHOP_NCCL_LIB     the NCCL to compare with, default the one of PyTorch's wheels, else the system's
 # Nothing here uses NVLink multicast.
 # Last line: N passed, N failed, N skipped. Fails if anything failed; without a GPU all is skipped.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
-quick=${ONEHOP_GPU_QUICK:-0}
-if [ "${1:-}" = --quick ]; then
-    quick=1
-    shift
-fi
+parts=" ${ONEHOP_GPU_PARTS:-programs python command sanitizers} "
+if [ $# -gt 0 ]; then parts=""; fi
 build=${ONEHOP_BUILD_DIR:-build/release}
 log=${ONEHOP_GPU_LOG:-build/test-gpu.log}
 programs=$build/tests/gpu
 onehop=$build/onehop
 passed=0 failed=0 skipped=0
-export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
 unset ONEHOP_TIMEOUT_MS ONEHOP_DEVICE ONEHOP_NAME RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
 # Multicast is never used here, by anybody.
 unset ONEHOP_MULTICAST
-export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
+has() { [[ $parts == *" $1 "* ]]; }
 
 mkdir -p "$(dirname "$log")"
 : >"$log" || exit 1
@@ -139,12 +136,13 @@ END
     if [ -f "$wheel" ]; then export ONEHOP_NCCL_LIB=$wheel; fi
 fi
 
-if [ $# -gt 0 ]; then
-    for name in "$@"; do run "$name" 150 "$programs/$name"; done
-else
+for name in "$@"; do run "$name" 150 "$programs/$name"; done
+if has programs; then
     for program in "$programs"/test_*; do
         [ -x "$program" ] && run "$(basename "$program")" 150 "$program"
     done
+fi
+if has python; then
     run torch_memory 150 python3 tests/gpu/torch_memory.py "$build/libonehop.so"
     run python_gpu 150 python3 tests/gpu/python_gpu.py "$build"
     run torch_symmetric 120 python3 tests/gpu/torch_symmetric.py "$build"
@@ -156,6 +154,8 @@ else
         skipped=$((skipped + 1))
         say "SKIP  tp_decode: python3 has no package onehop, or no PyTorch that finds 2 GPUs"
     fi
+fi
+if has command; then
     command_of check --quick
     perf -g 2 -b 1K -e 1M -d bfloat16 -n 50 -G 5
     perf -g 2 -b 1K -e 1M -d bfloat16 -n 50 --eager
@@ -168,7 +168,7 @@ else
 fi
 
 sanitize=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true)
-if [ $# = 0 ] && [ "$quick" = 0 ]; then
+if has sanitizers; then
     if [ -n "$sanitize" ]; then
         for tool in memcheck initcheck synccheck; do sanitizer $tool; done
     else
