@@ -62,6 +62,15 @@ static PyObject *none_or_fail(Context *self, onehop_result result) {
         (self)->guard.busy = 0;                                                                    \
     } while (0)
 
+/* A launch keeps the GIL; a call on the host runs to its end. */
+#define CALLING(self, expression)                                                                  \
+    do {                                                                                           \
+        if ((self)->host)                                                                          \
+            WAITING(self, expression);                                                             \
+        else                                                                                       \
+            expression;                                                                            \
+    } while (0)
+
 /* Runs without the GIL, beside whatever another thread does with the object but its end. */
 #define BESIDE(self, expression)                                                                   \
     do {                                                                                           \
@@ -257,12 +266,69 @@ static PyObject *context_all_reduce_with(Context *self, PyObject *const *args, P
     if (ext_check_count("all_reduce_with", count, 9) || ext_parse_call(args, &c) ||
         ext_parse_way(args + 5, &way) || enter(self))
         return NULL;
-    if (!self->host)
-        result = onehop_all_reduce_with(self->context, c.in, c.out, c.count, c.dtype, ONEHOP_SUM,
-                                        &way, c.stream);
-    else
-        WAITING(self, result = onehop_all_reduce_with(self->context, c.in, c.out, c.count, c.dtype,
-                                                      ONEHOP_SUM, &way, c.stream));
+    CALLING(self, result = onehop_all_reduce_with(self->context, c.in, c.out, c.count, c.dtype,
+                                                  ONEHOP_SUM, &way, c.stream));
+    return none_or_fail(self, result);
+}
+
+static PyObject *context_reduce_scatter(Context *self, PyObject *const *args, Py_ssize_t count) {
+    ext_call c;
+    onehop_result result;
+    if (ext_check_count("reduce_scatter", count, 5) || ext_parse_call(args, &c) || enter(self))
+        return NULL;
+    CALLING(self, result = onehop_reduce_scatter(self->context, c.in, c.out, c.count, c.dtype,
+                                                 ONEHOP_SUM, c.stream));
+    return none_or_fail(self, result);
+}
+
+static PyObject *context_all_gather(Context *self, PyObject *const *args, Py_ssize_t count) {
+    onehop_result result;
+    if (ext_check_count("all_gather", count, 4)) return NULL;
+    void *in = PyLong_AsVoidPtr(args[0]), *out = PyLong_AsVoidPtr(args[1]);
+    const size_t bytes = PyLong_AsSize_t(args[2]);
+    void *stream = PyLong_AsVoidPtr(args[3]);
+    if (PyErr_Occurred() || enter(self)) return NULL;
+    CALLING(self, result = onehop_all_gather(self->context, in, out, bytes, stream));
+    return none_or_fail(self, result);
+}
+
+static PyObject *context_all_reduce_norm(Context *self, PyObject *args) {
+    onehop_norm norm;
+    onehop_stream_t stream;
+    onehop_result result;
+    if (ext_parse_norm(args, &norm, &stream) || enter(self)) return NULL;
+    CALLING(self, result = onehop_all_reduce_norm(self->context, &norm, NULL, stream));
+    return none_or_fail(self, result);
+}
+
+static PyObject *context_tp_qknorm(Context *self, PyObject *args) {
+    onehop_qknorm qknorm;
+    onehop_stream_t stream;
+    onehop_result result;
+    if (ext_parse_qknorm(args, &qknorm, &stream) || enter(self)) return NULL;
+    CALLING(self, result = onehop_tp_qknorm(self->context, &qknorm, NULL, stream));
+    return none_or_fail(self, result);
+}
+
+static PyObject *context_tp_qknorm_max_blocks(Context *self, PyObject *args) {
+    onehop_qknorm qknorm = ONEHOP_CONFIG_INIT(onehop_qknorm);
+    Py_ssize_t q_width, k_width;
+    int dtype;
+    uint32_t blocks;
+    if (!PyArg_ParseTuple(args, "nni", &q_width, &k_width, &dtype) || enter(self)) return NULL;
+    qknorm.q_width = (size_t)q_width;
+    qknorm.k_width = (size_t)k_width;
+    qknorm.dtype = (onehop_dtype)dtype;
+    const onehop_result result = onehop_tp_qknorm_max_blocks(self->context, &qknorm, &blocks);
+    return result ? fail(self, result) : PyLong_FromUnsignedLong(blocks);
+}
+
+/* Collective. */
+static PyObject *context_prepare(Context *self, PyObject *args) {
+    onehop_prepare_config config = ONEHOP_CONFIG_INIT(onehop_prepare_config);
+    onehop_result result;
+    if (!PyArg_ParseTuple(args, "II", &config.dtypes, &config.flags) || enter(self)) return NULL;
+    WAITING(self, result = onehop_prepare(self->context, &config));
     return none_or_fail(self, result);
 }
 
@@ -274,6 +340,11 @@ static PyObject *context_synchronize(Context *self, PyObject *stream) {
     return none_or_fail(self, result);
 }
 
+static PyObject *choice_tuple(const onehop_choice *choice) {
+    return Py_BuildValue("(iiIII)", (int)choice->algorithm, (int)choice->source, choice->blocks,
+                         choice->threads, choice->chunks);
+}
+
 static PyObject *context_would_use(Context *self, PyObject *args) {
     Py_ssize_t bytes;
     int dtype, mode, in_place;
@@ -282,9 +353,19 @@ static PyObject *context_would_use(Context *self, PyObject *args) {
         return NULL;
     const onehop_result result = onehop_would_use(self->context, (size_t)bytes, (onehop_dtype)dtype,
                                                   ONEHOP_SUM, (onehop_mode)mode, in_place, &choice);
-    if (result) return fail(self, result);
-    return Py_BuildValue("(iiIII)", (int)choice.algorithm, (int)choice.source, choice.blocks,
-                         choice.threads, choice.chunks);
+    return result ? fail(self, result) : choice_tuple(&choice);
+}
+
+static PyObject *context_would_use_for(Context *self, PyObject *args) {
+    Py_ssize_t bytes;
+    int collective, dtype, mode;
+    onehop_choice choice;
+    if (!PyArg_ParseTuple(args, "inii", &collective, &bytes, &dtype, &mode) || enter(self))
+        return NULL;
+    const onehop_result result =
+        onehop_would_use_for(self->context, (onehop_collective)collective, (size_t)bytes,
+                             (onehop_dtype)dtype, (onehop_mode)mode, &choice);
+    return result ? fail(self, result) : choice_tuple(&choice);
 }
 
 /* ---- capture ------------------------------------------------------------------------------------- */
@@ -448,10 +529,21 @@ static PyMethodDef methods[] = {
         "on the device, of the same supported type and shape"),
     METHOD(all_reduce_with, METH_FASTCALL,
            "all_reduce_with(in, out, count, dtype, stream, algorithm, source, blocks, threads)"),
+    METHOD(reduce_scatter, METH_FASTCALL, "reduce_scatter(in, out, count, dtype, stream)"),
+    METHOD(all_gather, METH_FASTCALL, "all_gather(in, out, bytes, stream)"),
+    METHOD(all_reduce_norm, METH_VARARGS,
+           "all_reduce_norm(x, residual_in, weight, normed, residual_out, quantised, row_scales, "
+           "rows, hidden, x_stride, residual_in_stride, dtype, flags, eps, scale, stream)"),
+    METHOD(tp_qknorm, METH_VARARGS,
+           "tp_qknorm(q, k, q_weight, k_weight, tokens, q_width, k_width, q_stride, k_stride, "
+           "dtype, flags, eps, stream)"),
+    METHOD(tp_qknorm_max_blocks, METH_VARARGS, "tp_qknorm_max_blocks(q_width, k_width, dtype)"),
+    METHOD(prepare, METH_VARARGS, "prepare(dtypes, flags): collective; compiles kernels"),
     METHOD(synchronize, METH_O, "synchronize(stream): waits, watching the peers"),
     METHOD(
         would_use, METH_VARARGS,
         "would_use(bytes, dtype, mode, in_place) -> (algorithm, source, blocks, threads, chunks)"),
+    METHOD(would_use_for, METH_VARARGS, "would_use_for(collective, bytes, dtype, mode)"),
     METHOD(capture_begin, METH_NOARGS, "from here on captured calls note their memory"),
     METHOD(capture_end, METH_NOARGS, "collective: compares and registers the captured calls"),
     METHOD(capture_inputs, METH_NOARGS, "[(in, out, bytes)] of captured calls that take addresses"),

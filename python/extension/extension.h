@@ -39,6 +39,9 @@ typedef struct ext_call {
 int ext_parse_call(PyObject *const *args, ext_call *call_out);
 /* args[0..]: algorithm, source, blocks, threads. */
 int ext_parse_way(PyObject *const *args, onehop_call *call_out);
+/* Arguments of the fused operations, in the order of the stub; the stream is the last of them. */
+int ext_parse_norm(PyObject *args, onehop_norm *norm_out, onehop_stream_t *stream_out);
+int ext_parse_qknorm(PyObject *args, onehop_qknorm *qknorm_out, onehop_stream_t *stream_out);
 /* Raises TypeError and returns -1 unless `found` is `expected`. */
 int ext_check_count(const char *name, Py_ssize_t found, Py_ssize_t expected);
 

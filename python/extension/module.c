@@ -131,6 +131,7 @@ static PyObject *results(PyObject *module, PyObject *unused) {
     }
 NAME_FUNCTION(algorithm)
 NAME_FUNCTION(source)
+NAME_FUNCTION(collective)
 NAME_FUNCTION(dtype)
 
 static PyObject *dtype_bytes(PyObject *module, PyObject *number) {
@@ -145,6 +146,7 @@ static PyMethodDef functions[] = {
     {"results", results, METH_NOARGS, "{name: (value, text)} of every result of the library."},
     {"algorithm_name", algorithm_name, METH_O, "Name of an algorithm's number."},
     {"source_name", source_name, METH_O, "Name of a source's number."},
+    {"collective_name", collective_name, METH_O, "Name of a collective's number."},
     {"dtype_name", dtype_name, METH_O, "Name of a data type's number."},
     {"dtype_bytes", dtype_bytes, METH_O, "Bytes of one element, 0 for an unknown type."},
     {"layout", ext_layout, METH_VARARGS, "Sizes of a communicator's memory."},
@@ -179,6 +181,8 @@ static int add_constants(PyObject *module) {
         {"FLAG_SHARE_GPU", ONEHOP_FLAG_SHARE_GPU},
         {"FLAG_NCCL", ONEHOP_FLAG_NCCL},
         {"FLAG_UNCAP", ONEHOP_FLAG_UNCAP},
+        {"PREPARE_ALWAYS", ONEHOP_PREPARE_ALWAYS},
+        {"NORM_WEIGHT_PLUS_ONE", ONEHOP_NORM_WEIGHT_PLUS_ONE},
     };
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value)) return -1;

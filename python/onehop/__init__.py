@@ -12,6 +12,7 @@ from onehop._types import (
     Algorithm,
     CapturedInput,
     Choice,
+    Collective,
     DeviceKind,
     DType,
     Failure,
@@ -25,6 +26,7 @@ from onehop._types import (
 if TYPE_CHECKING:
     from onehop import ops, symmetric
     from onehop._all_reduce import AllReduce
+    from onehop._fused import Normed
     from onehop._group import Rendezvous
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "ArgumentError",
     "CapturedInput",
     "Choice",
+    "Collective",
     "Communicator",
     "CommunicatorDead",
     "Context",
@@ -45,6 +48,7 @@ __all__ = [
     "InternalError",
     "Layout",
     "Mode",
+    "Normed",
     "Rendezvous",
     "Result",
     "SetupError",
@@ -58,7 +62,13 @@ __all__ = [
 __version__ = f"{_version() // 10000}.{_version() // 100 % 100}.{_version() % 100}"
 
 # What needs PyTorch is imported when it is asked for.
-_TORCH = {"AllReduce": "onehop._all_reduce", "Rendezvous": "onehop._group", "ops": "", "symmetric": ""}
+_TORCH = {
+    "AllReduce": "onehop._all_reduce",
+    "Normed": "onehop._fused",
+    "Rendezvous": "onehop._group",
+    "ops": "",
+    "symmetric": "",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,9 +10,10 @@ import torch
 
 from onehop import _onehop
 from onehop._errors import ArgumentError, failure_of
+from onehop._fused import FusedCalls
 from onehop._group import milliseconds, rendezvous
-from onehop._tensors import TensorCalls, device_of, dtype_of, kind_of
-from onehop._types import Algorithm, CapturedInput, Choice, DType, Failure, Mode, Result, Source, Stats
+from onehop._tensors import device_of, dtype_of, kind_of
+from onehop._types import Algorithm, CapturedInput, Choice, Collective, DType, Failure, Mode, Result, Source, Stats
 
 _handles = itertools.count(1)
 _members: "dict[int, weakref.ref[AllReduce]]" = {}
@@ -27,7 +28,7 @@ def member(handle: int) -> "AllReduce":
     return result
 
 
-class AllReduce(TensorCalls):
+class AllReduce(FusedCalls):
     """All-reduces between the ranks of a group: sums of tensors, with the same bits on every rank.
 
     Making one is collective, and succeeds on all ranks or fails on all.
@@ -158,17 +159,24 @@ class AllReduce(TensorCalls):
         *,
         graph: bool = False,
         in_place: bool = False,
+        collective: Collective = Collective.ALL_REDUCE,
     ) -> Choice:
         """What `all_reduce` does with such a message: exactly. `graph`: inside `capture()`.
 
-        `dtype` None is the tensor's, and bfloat16 for a number of bytes.
+        `dtype` None is the tensor's, and bfloat16 for a number of bytes. With another collective what that does;
+        tensor or bytes are then one rank's part: `out` of `reduce_scatter`, `tensor` of `all_gather`.
         """
         if isinstance(tensor_or_bytes, torch.Tensor):
             size = tensor_or_bytes.numel() * tensor_or_bytes.element_size()
-            code = dtype_of(dtype or tensor_or_bytes.dtype)
+            gathers = collective == Collective.ALL_GATHER  # of any type, which is not looked at
+            code = DType.FLOAT32 if gathers else dtype_of(dtype or tensor_or_bytes.dtype)
         else:
             size, code = tensor_or_bytes, dtype_of(dtype or torch.bfloat16)
-        found = self.context.would_use(size, code, Mode.GRAPH if graph else Mode.EAGER, in_place)
+        mode = Mode.GRAPH if graph else Mode.EAGER
+        if collective == Collective.ALL_REDUCE:
+            found = self.context.would_use(size, code, mode, in_place)
+        else:
+            found = self.context.would_use_for(collective, size, code, mode)
         return Choice(Algorithm(found[0]), Source(found[1]), *found[2:])
 
     def status(self) -> Failure | None:

@@ -12,6 +12,8 @@ FLAG_EARLY_TRIGGER: int
 FLAG_SHARE_GPU: int
 FLAG_NCCL: int
 FLAG_UNCAP: int
+NORM_WEIGHT_PLUS_ONE: int
+PREPARE_ALWAYS: int
 
 # result, rank, peer, epoch, site, expected, seen, text
 _Failure = tuple[int, int, int, int, int, int, int, str]
@@ -22,6 +24,7 @@ def version() -> int: ...
 def results() -> dict[str, tuple[int, str]]: ...
 def algorithm_name(number: int, /) -> str: ...
 def source_name(number: int, /) -> str: ...
+def collective_name(number: int, /) -> str: ...
 def dtype_name(number: int, /) -> str: ...
 def dtype_bytes(number: int, /) -> int: ...
 def layout(
@@ -78,8 +81,52 @@ class Context:
         threads: int,
         /,
     ) -> None: ...
+    def reduce_scatter(self, in_: int, out: int, count: int, dtype: int, stream: int, /) -> None: ...
+    def all_gather(self, in_: int, out: int, bytes_: int, stream: int, /) -> None: ...
+    def all_reduce_norm(
+        self,
+        x: int,
+        residual_in: int,
+        weight: int,
+        normed: int,
+        residual_out: int,
+        quantised: int,
+        row_scales: int,
+        rows: int,
+        hidden: int,
+        x_stride: int,
+        residual_in_stride: int,
+        dtype: int,
+        flags: int,
+        eps: float,
+        scale: float,
+        stream: int,
+        /,
+    ) -> None: ...
+    def tp_qknorm(
+        self,
+        q: int,
+        k: int,
+        q_weight: int,
+        k_weight: int,
+        tokens: int,
+        q_width: int,
+        k_width: int,
+        q_stride: int,
+        k_stride: int,
+        dtype: int,
+        flags: int,
+        eps: float,
+        stream: int,
+        /,
+    ) -> None: ...
+    def tp_qknorm_max_blocks(self, q_width: int, k_width: int, dtype: int, /) -> int: ...
+    def prepare(self, dtypes: int, flags: int, /) -> None: ...
     def synchronize(self, stream: int, /) -> None: ...
     def would_use(self, bytes_: int, dtype: int, mode: int, in_place: int, /) -> tuple[int, int, int, int, int]: ...
+    def would_use_for(
+        self, collective: int, bytes_: int, dtype: int, mode: int, /
+    ) -> tuple[int, int, int, int, int]: ...
     def capture_begin(self) -> None: ...
     def capture_end(self) -> None: ...
     def capture_inputs(self) -> list[tuple[int, int, int]]: ...

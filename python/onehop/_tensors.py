@@ -5,7 +5,7 @@ The common call is a few attribute reads and one call of the extension; whatever
 """
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -83,6 +83,12 @@ def refuse_grad(tensor: torch.Tensor) -> None:
         raise ArgumentError(
             "expected a tensor that does not require grad, for there is no gradient; use torch.no_grad() or detach()"
         )
+
+
+def written(tensor: torch.Tensor) -> None:
+    """Tells autograd, which sees no write of ours."""
+    if _is_grad_enabled() and not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
 
 
 class TensorCalls:
@@ -187,8 +193,8 @@ class TensorCalls:
 
     # ---- whatever is unusual ------------------------------------------------------------------------------------
 
-    def _check(self, tensor: Any, what: str) -> int:
-        """The number of its data type; raises for what no copy makes good."""
+    def _check_place(self, tensor: Any, what: str) -> None:
+        """Raises for what no copy makes good, whatever its data type."""
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(f"{what}: expected a torch.Tensor, found {type(tensor).__name__}")
         if _is_wrapper(tensor):
@@ -199,19 +205,25 @@ class TensorCalls:
             raise ArgumentError(f"{what}: expected a strided tensor, found layout {tensor.layout}")
         if tensor.device != self.device:
             raise ArgumentError(f"{what}: expected a tensor on {self.device}, found one on {tensor.device}")
+        refuse_grad(tensor)
+
+    def _check(self, tensor: Any, what: str) -> int:
+        """The number of its data type; raises for what no copy makes good."""
+        self._check_place(tensor, what)
         code = _dtype_code(tensor.dtype)
         if code is None:
             raise ArgumentError(f"{what}: expected float32, float16 or bfloat16, found {tensor.dtype}", Result.DTYPE)
-        refuse_grad(tensor)
         return code
 
-    def _check_out(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        self._check(out, "out")
-        if out.dtype != tensor.dtype or out.shape != tensor.shape:
+    def _check_is(self, tensor: Any, what: str, dtype: torch.dtype, shape: Sequence[int]) -> None:
+        self._check_place(tensor, what)
+        if tensor.dtype != dtype or tensor.shape != torch.Size(shape):
             raise ArgumentError(
-                f"out: expected {tensor.dtype} of shape {tuple(tensor.shape)}, found {out.dtype} of shape "
-                f"{tuple(out.shape)}"
+                f"{what}: expected {dtype} of shape {tuple(shape)}, found {tensor.dtype} of shape {tuple(tensor.shape)}"
             )
+
+    def _check_out(self, out: Any, dtype: torch.dtype, shape: Sequence[int]) -> None:
+        self._check_is(out, "out", dtype, shape)
         if _overlaps_itself(out):
             raise ArgumentError(
                 f"out: expected elements with memory of their own, found strides {tuple(out.stride())} for shape "
@@ -230,7 +242,7 @@ class TensorCalls:
     def _unusual(self, tensor: torch.Tensor, out: torch.Tensor | None, way: tuple[Any, Any, int, int]) -> torch.Tensor:
         code = self._check(tensor, "tensor")
         if out is not None:
-            self._check_out(tensor, out)
+            self._check_out(out, tensor.dtype, tensor.shape)
         with torch._C.DisableTorchFunctionSubclass():
             given = tensor.contiguous().resolve_neg()
             if out is None:
@@ -243,6 +255,6 @@ class TensorCalls:
             self._run(given, got, code, way)
             if not direct:
                 out.copy_(got)
-            elif _is_grad_enabled() and not out.is_inference():
-                torch.autograd.graph.increment_version(out)  # for autograd, which sees no write of ours
+            else:
+                written(out)
         return out

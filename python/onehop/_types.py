@@ -50,7 +50,7 @@ class DType(enum.IntEnum):
 
 
 class Algorithm(enum.IntEnum):
-    """Ways to do an all-reduce; AUTO leaves the choice to the tuning table."""
+    """Ways to do an all-reduce, a reduce-scatter or an all-gather; AUTO leaves the choice to the tuning table."""
 
     AUTO = 0
     ONESHOT_PUSH = 1
@@ -61,6 +61,11 @@ class Algorithm(enum.IntEnum):
     HOST_ONESHOT = 6
     HOST_TWOSHOT = 7
     LOCAL_COPY = 8
+    SCATTER_PUSH = 9
+    GATHER_FLAGS = 10
+    GATHER_PUSH = 11
+    HOST_SCATTER = 12
+    HOST_GATHER = 13
 
 
 class Source(enum.IntEnum):
@@ -70,6 +75,14 @@ class Source(enum.IntEnum):
     WORKSPACE = 1
     GRAPH = 2
     MULTICAST = 3
+
+
+class Collective(enum.IntEnum):
+    """What ranks do together."""
+
+    ALL_REDUCE = 0
+    REDUCE_SCATTER = 1
+    ALL_GATHER = 2
 
 
 class Mode(enum.IntEnum):

@@ -70,6 +70,7 @@ def test_results_are_those_of_the_library():
         (onehop.Algorithm, _onehop.algorithm_name),
         (onehop.Source, _onehop.source_name),
         (onehop.DType, _onehop.dtype_name),
+        (onehop.Collective, _onehop.collective_name),
     ],
 )
 def test_enumerations_are_those_of_the_library(kind, name_of):

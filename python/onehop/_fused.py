@@ -1,0 +1,252 @@
+"""What AllReduce does beside all-reduces: reduce-scatter, all-gather, and norms fused with what the ranks exchange."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from onehop import _onehop
+from onehop._errors import ArgumentError
+from onehop._tensors import TensorCalls, dtype_of, written
+from onehop._types import DType
+
+
+class Normed(NamedTuple):
+    """What all_reduce_norm returns."""
+
+    normed: torch.Tensor
+    """Shape and type of `x`."""
+    residual: torch.Tensor
+    """Sum and residual, not normed: the next residual; shape and type of `x`."""
+    quantised: torch.Tensor | None
+    """float8_e4m3fn of the shape of `x`; None if not asked for."""
+    scales: torch.Tensor | None
+    """float32 [..., 1], with quantise="row" only."""
+
+
+def check_quantise(quantise: float | str | None) -> None:
+    """Raises unless it is None, "row" or a scale."""
+    if isinstance(quantise, str) and quantise != "row":
+        raise ArgumentError(f"quantise: expected None, a scale or 'row', found {quantise!r}")
+    if isinstance(quantise, (int, float)) and not 0 < quantise < math.inf:
+        raise ArgumentError(f"quantise: expected a positive scale, found {quantise}")
+
+
+def _stride(rows: torch.Tensor) -> int:
+    """From row to row of a matrix in elements; 0, which stands for the width, if there is no next row."""
+    return rows.stride(0) if rows.shape[0] > 1 else 0
+
+
+def _lies_in_rows(rows: torch.Tensor) -> bool:
+    width = rows.shape[1]
+    return not rows.is_neg() and (width == 1 or rows.stride(1) == 1) and (len(rows) <= 1 or rows.stride(0) >= width)
+
+
+def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """[rows, last dimension] with inner stride 1; a copy only where it must be."""
+    rows = tensor.reshape(-1, tensor.shape[-1])
+    return rows if _lies_in_rows(rows) else rows.contiguous().resolve_neg()
+
+
+class FusedCalls(TensorCalls):
+    """Calls of a context beside its all-reduces. Every rank makes the same ones in the same order."""
+
+    context: _onehop.Context
+    rank: int
+    world_size: int
+
+    def _write(
+        self,
+        out: torch.Tensor | None,
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        call: Callable[[torch.Tensor], None],
+    ) -> torch.Tensor:
+        """`call` writes a contiguous tensor: `out`, if it lies so."""
+        if out is not None:
+            self._check_out(out, dtype, shape)
+            if out.is_contiguous() and not out.is_neg() and not out.is_conj():
+                call(out)
+                written(out)
+                return out
+        got = torch.empty(shape, dtype=dtype, device=self.device)
+        call(got)
+        return got if out is None else out.copy_(got)
+
+    def reduce_scatter(self, tensor: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The own part of the sum over all ranks: [W * n, ...] -> [n, ...], cut along the first dimension.
+
+            out = all_reduce(tensor)[rank * n : (rank + 1) * n], bit for bit
+
+        `tensor` is float32, float16 or bfloat16 on this rank's device, its shape equal on all ranks; what is not
+        contiguous is copied. `out`: a new tensor, or one of that shape and type, disjoint from `tensor` or its own
+        part of it. Streams and errors as `all_reduce`.
+        """
+        code = self._check(tensor, "tensor")
+        if tensor.dim() == 0 or tensor.shape[0] % self.world_size:
+            raise ArgumentError(
+                f"tensor: expected a first dimension that {self.world_size} ranks divide, found shape "
+                f"{tuple(tensor.shape)}"
+            )
+        given = tensor.contiguous().resolve_neg()
+        shape = (tensor.shape[0] // self.world_size, *tensor.shape[1:])
+
+        def call(got: torch.Tensor) -> None:
+            place = given.data_ptr(), got.data_ptr(), got.numel(), code, self._stream(self._index)
+            self.context.reduce_scatter(*place)
+
+        return self._write(out, tensor.dtype, shape, call)
+
+    def all_gather(self, tensor: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The tensors of all ranks, one behind the other: [n, ...] -> [W * n, ...] along the first dimension.
+
+            out[r * n : (r + 1) * n] = tensor of rank r, bit for bit
+
+        `tensor` is of any data type, its size in bytes equal on all ranks; what is not contiguous is copied. `out`: a
+        new tensor, or one of that shape and type; `tensor` is disjoint from it or this rank's own part of it. Streams
+        and errors as `all_reduce`.
+        """
+        self._check_place(tensor, "tensor")
+        if tensor.dim() == 0:
+            raise ArgumentError("tensor: expected one dimension or more, found shape ()")
+        given = tensor.contiguous().resolve_conj().resolve_neg()
+        shape = (tensor.shape[0] * self.world_size, *tensor.shape[1:])
+
+        def call(got: torch.Tensor) -> None:
+            size = given.numel() * given.element_size()
+            self.context.all_gather(given.data_ptr(), got.data_ptr(), size, self._stream(self._index))
+
+        return self._write(out, tensor.dtype, shape, call)
+
+    def all_reduce_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        eps: float = 1e-6,
+        weight_plus_one: bool = False,
+        quantise: float | str | None = None,
+    ) -> Normed:
+        """All-reduce, residual add and RMSNorm of rows [..., hidden], in one launch.
+
+            r = round(sum over ranks of x + residual)                          -> residual
+            y = r / sqrt(mean(r^2) + eps) * w,  w = weight or weight + 1       -> normed, rounded
+            e4m3(y / scale), above 448 to 448                                  -> quantised
+
+        `x` and `residual` (equal on all ranks) are [..., hidden], `weight` is [hidden], all of one type: float32,
+        float16 or bfloat16. hidden is 1 to 16384, of float32 to 8192. `quantise`: None; a scale, for all; or "row": a
+        scale for each row, max|y| / 448. The sum is rounded once, with the residual: the result may differ from that
+        of `all_reduce` followed by an addition in the last bit. All ranks get the same bits.
+
+        Raises ArgumentError for what this cannot serve, a group of one rank included; else as `all_reduce`.
+        """
+        code = self._check(x, "x")
+        check_quantise(quantise)
+        if x.dim() == 0 or not x.shape[-1]:
+            raise ArgumentError(f"x: expected rows [..., hidden], found shape {tuple(x.shape)}")
+        hidden = x.shape[-1]
+        self._check_is(weight, "weight", x.dtype, (hidden,))
+        if residual is not None:
+            self._check_is(residual, "residual", x.dtype, x.shape)
+        given, factors = _as_rows(x), weight.contiguous().resolve_neg()
+        before = None if residual is None else _as_rows(residual)
+        normed, after = (torch.empty(x.shape, dtype=x.dtype, device=self.device) for _ in range(2))
+        quantised = scales = None
+        if quantise is not None:
+            quantised = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=self.device)
+        if quantise == "row":
+            scales = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=self.device)
+        self.context.all_reduce_norm(
+            given.data_ptr(),
+            0 if before is None else before.data_ptr(),
+            factors.data_ptr(),
+            normed.data_ptr(),
+            after.data_ptr(),
+            0 if quantised is None else quantised.data_ptr(),
+            0 if scales is None else scales.data_ptr(),
+            len(given),
+            hidden,
+            _stride(given),
+            0 if before is None else _stride(before),
+            code,
+            weight_plus_one * _onehop.NORM_WEIGHT_PLUS_ONE,
+            eps,
+            quantise if isinstance(quantise, (int, float)) else 0.0,
+            self._stream(self._index),
+        )
+        return Normed(normed, after, quantised, scales)
+
+    def _rows_in_place(self, tensor: torch.Tensor, what: str, dtype: torch.dtype, tokens: int) -> torch.Tensor:
+        self._check_place(tensor, what)
+        if tensor.dim() < 2:
+            raise ArgumentError(f"{what}: expected shape (tokens, width), found {tuple(tensor.shape)}")
+        self._check_is(tensor, what, dtype, (tokens, *tensor.shape[1:]))
+        try:
+            rows = tensor.view(tokens, math.prod(tensor.shape[1:]))
+        except RuntimeError:
+            rows = None
+        if rows is None or not _lies_in_rows(rows):
+            raise ArgumentError(
+                f"{what}: expected each token's elements one behind the other, found strides {tuple(tensor.stride())} "
+                f"for shape {tuple(tensor.shape)}"
+            )
+        return rows
+
+    def qknorm_(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        q_weight: torch.Tensor,
+        k_weight: torch.Tensor,
+        *,
+        eps: float = 1e-6,
+        weight_plus_one: bool = False,
+    ) -> None:
+        """RMSNorm over all ranks' columns, of q and of k, in place.
+
+            q = round(q / sqrt(sum over all ranks of q^2 / (W * width) + eps) * w),  w = q_weight or q_weight + 1
+
+        and k likewise. `q` and `k` are this rank's columns, [tokens, width] or [tokens, heads, head_dim], each with a
+        width of its own; rows may lie apart, as in a view of a joint projection. `q_weight` and `k_weight` are this
+        rank's slices, of `width` elements. All are of one type. Both widths together take 32 KiB at most.
+
+        Raises ArgumentError for what this cannot serve, a group of one rank included; else as `all_reduce`.
+        """
+        code = self._check(q, "q")
+        tokens = len(q) if q.dim() else 0
+        rows = [self._rows_in_place(one, what, q.dtype, tokens) for one, what in ((q, "q"), (k, "k"))]
+        for weight, what, matrix in (q_weight, "q_weight", rows[0]), (k_weight, "k_weight", rows[1]):
+            self._check_is(weight, what, q.dtype, (matrix.shape[1],))
+        factors = [weight.contiguous().resolve_neg() for weight in (q_weight, k_weight)]
+        self.context.tp_qknorm(
+            rows[0].data_ptr(),
+            rows[1].data_ptr(),
+            factors[0].data_ptr(),
+            factors[1].data_ptr(),
+            tokens,
+            rows[0].shape[1],
+            rows[1].shape[1],
+            _stride(rows[0]),
+            _stride(rows[1]),
+            code,
+            weight_plus_one * _onehop.NORM_WEIGHT_PLUS_ONE,
+            eps,
+            self._stream(self._index),
+        )
+        written(q)
+        written(k)
+
+    def qknorm_max_blocks(self, q_width: int, k_width: int, dtype: torch.dtype | DType) -> int:
+        """What max_blocks `qknorm_` of such widths could use on this rank's device."""
+        return self.context.tp_qknorm_max_blocks(q_width, k_width, dtype_of(dtype))
+
+    def prepare(self, *dtypes: torch.dtype | DType, always: bool = False) -> None:
+        """Collective: compiles kernels for this GPU, or loads them from the cache; see onehop_prepare.
+
+        `dtypes`: of the calls to come; none stands for all. `always`: also where the kernels that are loaded were
+        compiled for exactly this GPU. On the CPU there is nothing to do.
+        """
+        bits = sum(1 << code for code in {dtype_of(dtype) for dtype in dtypes})
+        self.context.prepare(bits, always * _onehop.PREPARE_ALWAYS)
