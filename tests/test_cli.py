@@ -1,5 +1,4 @@
-# labels: quick serial tsan-off timeout=300
-# ThreadSanitizer sees one process, and the command's ranks are processes; it takes a minute there.
+# labels: serial timeout=300
 """The command line as a user meets it: flags, tables, JSON, exit codes, lost ranks, Ctrl-C."""
 
 import json

@@ -2,7 +2,8 @@
  * against our own all-reduce, bit for bit: all types, numbers of ranks, algorithms, odd counts, places
  * that are aligned to an element only, in place and out of place, planes so small that messages go in
  * many chunks, all-reduces in between; then graphs, disagreement, and arguments that are refused. */
-/* labels: quick timeout=120 */
+/* ThreadSanitizer sees the bodies in test_parts_lanes, in less time. */
+/* labels: quick timeout=120 tsan-off */
 #include "harness.h"
 #include "reference.h"
 #include "rank_contexts.h"
