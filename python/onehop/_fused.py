@@ -71,6 +71,8 @@ class FusedCalls(TensorCalls):
                 written(out)
                 return out
         got = torch.empty(shape, dtype=dtype, device=self.device)
+        if out is not None:
+            self._check_queued(got, out, "out")
         call(got)
         return got if out is None else out.copy_(got)
 
@@ -90,6 +92,7 @@ class FusedCalls(TensorCalls):
                 f"{tuple(tensor.shape)}"
             )
         given = tensor.contiguous().resolve_neg()
+        self._check_queued(given, tensor, "tensor")
         shape = (tensor.shape[0] // self.world_size, *tensor.shape[1:])
 
         def call(got: torch.Tensor) -> None:
@@ -111,6 +114,7 @@ class FusedCalls(TensorCalls):
         if tensor.dim() == 0:
             raise ArgumentError("tensor: expected one dimension or more, found shape ()")
         given = tensor.contiguous().resolve_conj().resolve_neg()
+        self._check_queued(given, tensor, "tensor")
         shape = (tensor.shape[0] * self.world_size, *tensor.shape[1:])
 
         def call(got: torch.Tensor) -> None:
@@ -152,6 +156,9 @@ class FusedCalls(TensorCalls):
             self._check_is(residual, "residual", x.dtype, x.shape)
         given, factors = _as_rows(x), weight.contiguous().resolve_neg()
         before = None if residual is None else _as_rows(residual)
+        for used, tensor, what in (given, x, "x"), (factors, weight, "weight"), (before, residual, "residual"):
+            if used is not None and tensor is not None:
+                self._check_queued(used, tensor, what)
         normed, after = (torch.empty(x.shape, dtype=x.dtype, device=self.device) for _ in range(2))
         quantised = scales = None
         if quantise is not None:
@@ -220,6 +227,8 @@ class FusedCalls(TensorCalls):
         for weight, what, matrix in (q_weight, "q_weight", rows[0]), (k_weight, "k_weight", rows[1]):
             self._check_is(weight, what, q.dtype, (matrix.shape[1],))
         factors = [weight.contiguous().resolve_neg() for weight in (q_weight, k_weight)]
+        self._check_queued(factors[0], q_weight, "q_weight")
+        self._check_queued(factors[1], k_weight, "k_weight")
         self.context.tp_qknorm(
             rows[0].data_ptr(),
             rows[1].data_ptr(),

@@ -231,6 +231,15 @@ class TensorCalls:
                 Result.OVERLAP,
             )
 
+    def _check_queued(self, used: torch.Tensor, tensor: torch.Tensor, what: str) -> None:
+        """A call queued on a host stream uses the caller's own tensors, for no copy of ours would last so long."""
+        if self._host_stream is not None and used.data_ptr() != tensor.data_ptr():
+            raise ArgumentError(
+                f"{what}: expected a contiguous tensor, since calls are queued on host_stream; found strides "
+                f"{tuple(tensor.stride())} for shape {tuple(tensor.shape)}",
+                Result.STREAM,
+            )
+
     def _run(self, given: torch.Tensor, got: torch.Tensor, code: int, way: tuple[Any, Any, int, int]) -> None:
         algorithm, source = named(Algorithm, way[0]), named(Source, way[1])
         place = (given.data_ptr(), got.data_ptr(), given.numel(), code, self._stream(self._index))
@@ -245,6 +254,7 @@ class TensorCalls:
             self._check_out(out, tensor.dtype, tensor.shape)
         with torch._C.DisableTorchFunctionSubclass():
             given = tensor.contiguous().resolve_neg()
+            self._check_queued(given, tensor, "tensor")
             if out is None:
                 got = torch.empty_like(given)
                 self._run(given, got, code, way)
@@ -252,6 +262,7 @@ class TensorCalls:
                 return got if kind in _PLAIN else got.as_subclass(kind)
             direct = out.is_contiguous() and not out.is_neg()
             got = out if direct else (given if given is not tensor else torch.empty_like(given))
+            self._check_queued(got, out, "out")
             self._run(given, got, code, way)
             if not direct:
                 out.copy_(got)

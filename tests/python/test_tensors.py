@@ -260,6 +260,20 @@ def test_host_stream():
         assert torch.equal(got, plain(3))
         assert one.status() is None
         one.set_timeout(1.5)
+        # A copy would be gone, or copied back too early, when the queued call runs.
+        turned, whole = plain(3, 4).t(), plain(4, 3)
+        for call, what in (
+            (lambda: one.all_reduce(turned), "tensor"),
+            (lambda: one.all_reduce_(turned), "tensor"),
+            (lambda: one.all_reduce(whole, out=turned), "out"),
+            (lambda: one.reduce_scatter(turned), "tensor"),
+            (lambda: one.reduce_scatter(whole, out=turned), "out"),
+            (lambda: one.all_gather(turned), "tensor"),
+            (lambda: one.all_reduce_norm(plain(3, 8)[:, ::2], plain(4)), "x"),
+        ):
+            with pytest.raises(onehop.ArgumentError, match=f"^{what}: expected a contiguous tensor, since calls"):
+                call()
+        assert one.stats().calls == 1
 
 
 # ---- operators ------------------------------------------------------------------------------------------------------
