@@ -195,4 +195,17 @@ OH_FN void oh_signature_block(const oh_args *a, oh_grid g, oh_u64 epoch_word,
     oh_call_end(a, g, c);
 }
 
+/* What a block does before its own work: the wait for the previous grid. Nonzero: it was the signature's, and
+ * has done it all. */
+OH_FN oh_u32 oh_call_enter(const oh_args *a, oh_grid g) {
+    const oh_u64 epoch_word = oh_epoch_word(a, g.block);
+    const oh_u32 signs = g.block == g.blocks - 1;
+    oh_signature_words words = {0, 0};
+    if (signs) words = oh_signature_words_of(a, g.thread);
+    oh_prefetch(epoch_word);
+    oh_pdl_wait();
+    if (signs) oh_signature_block(a, g, epoch_word, words);
+    return signs;
+}
+
 #endif

@@ -150,21 +150,14 @@ OH_FN void oh_gather_flags(const oh_args *a, oh_grid g, oh_u32 world) {
     const oh_u32 bytes = (oh_u32)a->count, ranks = world ? world : a->world;
     const oh_u32 pieces = bytes / OH_PIECE_BYTES + (bytes % OH_PIECE_BYTES != 0),
                  whole = (a->in | a->out | a->count) % OH_PIECE_BYTES ? 0 : pieces;
-    const oh_u64 epoch_word = oh_epoch_word(a, g.block), mine = a->out + a->count * a->rank;
-    oh_signature_words words = {0, 0};
+    const oh_u64 mine = a->out + a->count * a->rank;
     oh_call_state c;
     oh_u64 own = 0;
     oh_u32 u;
-    if (g.block == g.blocks - 1) words = oh_signature_words_of(a, g.thread);
     if (i < whole) oh_prefetch(a->in + (oh_u64)i * OH_PIECE_BYTES);
-    oh_prefetch(epoch_word);
-    oh_pdl_wait();
-    if (g.block == g.blocks - 1) {
-        oh_signature_block(a, g, epoch_word, words);
-        return;
-    }
+    if (oh_call_enter(a, g)) return;
     if (i < pieces) own = oh_load_piece(a->in, i, whole, bytes);
-    c = oh_call_begin(epoch_word);
+    c = oh_call_begin(oh_epoch_word(a, g.block));
     OH_NO_UNROLL
     for (u = i; u < pieces && !c.dead; u += stride) {
         if (u != i) own = oh_load_piece(a->in, u, whole, bytes);

@@ -207,19 +207,11 @@ OH_FN oh_u32 oh_gather_hear(const oh_args *a, oh_grid g, oh_u32 epoch, oh_u32 st
 
 /* The kernel, for any number of ranks. The last block carries the signature. */
 OH_FN void oh_gather_push(const oh_args *a, oh_grid g) {
-    const oh_u64 epoch_word = oh_epoch_word(a, g.block);
-    oh_signature_words words = {0, 0};
     oh_gather_part p, next;
     oh_call_state c;
     oh_u32 chunk;
-    if (g.block == g.blocks - 1) words = oh_signature_words_of(a, g.thread);
-    oh_prefetch(epoch_word);
-    oh_pdl_wait();
-    if (g.block == g.blocks - 1) {
-        oh_signature_block(a, g, epoch_word, words);
-        return;
-    }
-    c = oh_call_begin(epoch_word);
+    if (oh_call_enter(a, g)) return;
+    c = oh_call_begin(oh_epoch_word(a, g.block));
     p = next = oh_gather_part_of(a, g, c.phase, 0);
     OH_NO_UNROLL
     for (chunk = 0; chunk <= a->chunks; chunk++) {

@@ -43,26 +43,17 @@ OH_FN void oh_norm_push_row(const oh_norm_args *n, oh_grid g, oh_u32 row, oh_u64
 /* The kernel. `world` 0: any number of ranks. The last block carries the signature. */
 OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_args *a = &n->call;
-    const oh_u64 epoch_word = oh_epoch_word(a, g.block);
     const oh_u64 row_room = (oh_u64)a->units * OH_UNIT_BYTES;
-    oh_signature_words words = {0, 0};
     oh_unit r[OH_KEPT_ROOM(OH_NORM_UNITS)];
     const oh_u32 stride = g.blocks - 1;
     oh_u32 chunk, row, pushed, turn = 0;
     oh_call_state c;
-    if (g.block == g.blocks - 1) {
-        words = oh_signature_words_of(a, g.thread);
-    } else if (g.block < n->rows && g.thread < a->whole) {
+    if (g.block + 1 < g.blocks && g.block < n->rows && g.thread < a->whole) {
         oh_prefetch(a->in + g.block * n->in_stride + g.thread * OH_UNIT_BYTES);
         oh_prefetch(n->weight + g.thread * OH_UNIT_BYTES);
     }
-    oh_prefetch(epoch_word);
-    oh_pdl_wait();
-    if (g.block == g.blocks - 1) {
-        oh_signature_block(a, g, epoch_word, words);
-        return;
-    }
-    c = oh_call_begin(epoch_word);
+    if (oh_call_enter(a, g)) return;
+    c = oh_call_begin(oh_epoch_word(a, g.block));
     OH_NO_UNROLL
     for (chunk = 0; chunk < a->chunks; chunk++) {
         const oh_u32 first = chunk * n->chunk_rows, left = n->rows - first;

@@ -94,21 +94,13 @@ OH_FN oh_u32 oh_norm_gather_row(const oh_norm_args *n, oh_grid g, oh_call_state 
 /* The kernel. `world` 0: any number of ranks. The last block carries the signature. */
 OH_FN void oh_norm_2shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_args *a = &n->call;
-    const oh_u64 epoch_word = oh_epoch_word(a, g.block);
     const oh_u64 row_room = (oh_u64)a->units * OH_UNIT_BYTES;
     const oh_u32 ranks = world ? world : a->world, stride = g.blocks - 1;
-    oh_signature_words words = {0, 0};
     oh_unit r[OH_KEPT_ROOM(OH_NORM_UNITS)];
     oh_u32 chunk, q, k, turn = 0;
     oh_call_state c;
-    if (g.block == g.blocks - 1) words = oh_signature_words_of(a, g.thread);
-    oh_prefetch(epoch_word);
-    oh_pdl_wait();
-    if (g.block == g.blocks - 1) {
-        oh_signature_block(a, g, epoch_word, words);
-        return;
-    }
-    c = oh_call_begin(epoch_word);
+    if (oh_call_enter(a, g)) return;
+    c = oh_call_begin(oh_epoch_word(a, g.block));
     OH_NO_UNROLL
     for (chunk = 0; chunk < a->chunks; chunk++) {
         const oh_u32 first = chunk * n->chunk_rows, left = n->rows - first;

@@ -151,24 +151,17 @@ OH_FN oh_push_state oh_scatter_fast(const oh_args *a, oh_grid g, oh_call_state c
 OH_FN void oh_push_scatter(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_u32 fast = !OH_PUSH_WHOLE_CHUNK && world && a->whole,
                  i = g.block * g.threads + g.thread;
-    const oh_u64 epoch_word = oh_epoch_word(a, g.block), shard = oh_part_bytes(a, dtype);
-    oh_signature_words words = {0, 0};
+    const oh_u64 shard = oh_part_bytes(a, dtype);
     oh_unit first[OH_MAX_RANKS];
     oh_push_state s = {0, i, 0};
     oh_call_state c;
     oh_u32 k;
     OH_UNROLL
     for (k = 0; k + 1 < world; k++) first[k] = oh_unit_armed(); /* to be defined */
-    if (g.block == g.blocks - 1) words = oh_signature_words_of(a, g.thread);
     if (i < a->whole) oh_prefetch(a->in + shard * oh_next_rank(a, 1) + (oh_u64)i * OH_UNIT_BYTES);
-    oh_prefetch(epoch_word);
-    oh_pdl_wait();
-    if (g.block == g.blocks - 1) {
-        oh_signature_block(a, g, epoch_word, words);
-        return;
-    }
+    if (oh_call_enter(a, g)) return;
     if (fast && i < a->whole) oh_scatter_load(a, a->in, shard, i, first, world);
-    c = oh_call_begin(epoch_word);
+    c = oh_call_begin(oh_epoch_word(a, g.block));
     if (fast && !c.dead) s = oh_scatter_fast(a, g, c, s, first, dtype, world);
     if (OH_UNLIKELY(!c.dead && (s.unit < a->units || s.chunk + 1 < a->chunks)))
         c.dead = oh_scatter_rest(a, g, c, s, dtype, world);

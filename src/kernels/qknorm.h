@@ -157,26 +157,17 @@ OH_FN oh_u32 oh_qk_finish(const oh_qknorm_args *n, oh_grid g, oh_call_state c, o
 OH_FN void oh_qknorm(const oh_qknorm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world) {
     OH_SHARED oh_u64 totals[OH_QKNORM_AHEAD][OH_MAX_RANKS];
     const oh_args *a = &n->call;
-    const oh_u64 epoch_word = oh_epoch_word(a, g.block);
     const oh_u32 stride = g.blocks - 1;
-    oh_signature_words words = {0, 0};
     oh_unit x[OH_KEPT_ROOM(OH_NORM_UNITS)], w[OH_KEPT_ROOM(OH_NORM_UNITS)];
     oh_u32 chunk, base, j, k, lane, i, turn = 0;
     oh_call_state c;
     (void)world;
-    if (g.block == g.blocks - 1) {
-        words = oh_signature_words_of(a, g.thread);
-    } else if (g.block < n->tokens && g.thread < n->q_whole) {
+    if (g.block + 1 < g.blocks && g.block < n->tokens && g.thread < n->q_whole) {
         oh_prefetch(a->in + g.block * n->q_stride + g.thread * OH_UNIT_BYTES);
         oh_prefetch(n->q_weight + g.thread * OH_UNIT_BYTES);
     }
-    oh_prefetch(epoch_word);
-    oh_pdl_wait();
-    if (g.block == g.blocks - 1) {
-        oh_signature_block(a, g, epoch_word, words);
-        return;
-    }
-    c = oh_call_begin(epoch_word);
+    if (oh_call_enter(a, g)) return;
+    c = oh_call_begin(oh_epoch_word(a, g.block));
     OH_LANES(lane, g, n->lanes) {
         OH_UNROLL
         for (i = 0; i < OH_NORM_UNITS; i++)

@@ -41,14 +41,15 @@ static onehop_result check_memory(const oh_request *q) {
 
 /* A call on no host stream runs to its end: made by the one thread that drives all ranks, it would
  * wait for ever. */
-static onehop_result check_stream(const onehop_comm *comm, const onehop_t *ctx,
-                                  const oh_request *q) {
-    if (q->stream || !ctx || ctx->group || comm->dispatch.kind != ONEHOP_DEVICE_HOST)
-        return ONEHOP_OK;
-    return oh_error(ONEHOP_ERR_STREAM,
-                    "%s: stream is NULL, but the ranks of onehop_create_all are driven by one "
-                    "thread and need a host stream each",
-                    onehop_collective_name(q->collective));
+onehop_result oh_op_begin(const char *operation, onehop_comm *comm, const onehop_t *ctx,
+                          onehop_stream_t stream, oh_stream_info *info_out) {
+    if (!stream && ctx && !ctx->group && comm->dispatch.kind == ONEHOP_DEVICE_HOST)
+        return oh_error(ONEHOP_ERR_STREAM,
+                        "%s: stream is NULL, but the ranks of onehop_create_all are driven by one "
+                        "thread and need a host stream each",
+                        operation);
+    onehop_result result = oh_comm_check(comm);
+    return result ? result : comm->device->ops->stream_info(comm->device, stream, info_out);
 }
 
 onehop_result oh_op_check_call(const onehop_call *call, onehop_call *known) {
@@ -84,9 +85,8 @@ static onehop_result choose_own(const onehop_comm *comm, oh_question question, o
 onehop_result oh_op_run(onehop_comm *comm, onehop_t *ctx, oh_request *q) {
     oh_plan plan;
     oh_stream_info info = {0, false, 0};
-    onehop_result result = check_stream(comm, ctx, q);
-    if (!result) result = oh_comm_check(comm);
-    if (!result) result = comm->device->ops->stream_info(comm->device, q->stream, &info);
+    onehop_result result =
+        oh_op_begin(onehop_collective_name(q->collective), comm, ctx, q->stream, &info);
     if (result) return result;
     const bool noted = ctx && ctx->capturing && info.capturing;
     const bool named = !ctx && q->call && q->call->source == ONEHOP_SOURCE_GRAPH;

@@ -1,6 +1,8 @@
 /* See fused.h. */
 #include "ops/fused.h"
 
+#include "ops/ops.h"
+
 #include <string.h>
 
 /* Of GPU-shaped bodies on the host device, as of dispatch.c. */
@@ -52,13 +54,7 @@ onehop_result oh_fused_begin(const char *operation, onehop_comm *comm, const one
                              onehop_stream_t stream, oh_stream_info *info_out) {
     if (!comm || comm->world == 1)
         return oh_error(ONEHOP_ERR_WORLD_SIZE, "%s: needs a group of 2 ranks at least", operation);
-    if (!stream && ctx && !ctx->group && comm->dispatch.kind == ONEHOP_DEVICE_HOST)
-        return oh_error(ONEHOP_ERR_STREAM,
-                        "%s: stream is NULL, but the ranks of onehop_create_all are driven by one "
-                        "thread and need a host stream each",
-                        operation);
-    onehop_result result = oh_comm_check(comm);
-    return result ? result : comm->device->ops->stream_info(comm->device, stream, info_out);
+    return oh_op_begin(operation, comm, ctx, stream, info_out);
 }
 
 onehop_result oh_fused_run(onehop_comm *comm, onehop_t *ctx, const oh_fused_call *call,

@@ -10,6 +10,11 @@
 onehop_result oh_op_check_type(onehop_collective collective, onehop_dtype dtype, onehop_op op);
 onehop_result oh_op_check_call(const onehop_call *call, onehop_call *known);
 
+/* Whether a call can be made on `stream`, and what that is. Errors: STREAM; those of a dead
+ * communicator. */
+onehop_result oh_op_begin(const char *operation, onehop_comm *comm, const onehop_t *ctx,
+                          onehop_stream_t stream, oh_stream_info *info_out);
+
 /* Chooses and launches a call whose memory is in order; the context, if there is one, notes captured
  * calls. */
 onehop_result oh_op_run(onehop_comm *comm, onehop_t *ctx, oh_request *q);
