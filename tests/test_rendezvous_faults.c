@@ -1,7 +1,8 @@
 /* Property: an open succeeds on all ranks or fails on all with one cause, whatever is wrong with a
  * rank or its environment; a peer that dies or leaves is seen within 100 ms and named by all;
  * nobody outside the group can harm it. */
-/* labels: quick waits timeout=180 */
+/* All ranks are processes, of which ThreadSanitizer sees one at a time. */
+/* labels: quick waits tsan-off timeout=180 */
 #include "harness.h"
 
 #include "rendezvous/opening.h"
