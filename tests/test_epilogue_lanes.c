@@ -1,7 +1,7 @@
 /* Property: what OH_EPILOGUE does to a sum, each body does to each element of it once, with the element's own
  * index: fast path and slow, one piece and chunks, shards, rows of captured inputs, any alignment. Here it
  * turns the sign of every other element, at random, which commutes with rounding. */
-/* labels: quick timeout=240 */
+/* labels: timeout=240 */
 #include <stdint.h>
 
 static inline int is_turned(uint64_t i) {
