@@ -3,9 +3,13 @@
 
 #include "device/cuda/jit.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define BUILDERS 8 /* threads at most; each needs some 100 MB while it compiles */
 
 /* ---- one kernel ------------------------------------------------------------------------------ */
 
@@ -58,16 +62,57 @@ onehop_result oh_comm_make_function(onehop_comm *comm, int kernel, oh_function *
 
 /* ---- all of a rank --------------------------------------------------------------------------- */
 
-/* Every `shares`-th kernel, beginning with number `share`, that is not there yet. */
-static onehop_result build_share(onehop_t *ctx, oh_build *b, uint32_t share, uint32_t shares) {
-    uint32_t cross = 0;
+/* What several threads build together, since a compiler takes half a second for a kernel. */
+typedef struct work {
+    oh_device *device;
+    oh_build *build;
+    uint32_t cross, share, shares;
+    atomic_size_t taken;
+    pthread_mutex_t lock; /* guards the two below */
+    onehop_result result; /* the first failure, with its sentence */
+    char sentence[512];
+} work;
+
+static void work_failed(work *w, onehop_result result) {
+    pthread_mutex_lock(&w->lock);
+    if (!w->result) {
+        w->result = result;
+        snprintf(w->sentence, sizeof w->sentence, "%s", onehop_last_error());
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void *run_builder(void *argument) {
+    work *w = argument;
+    oh_build *b = w->build;
     onehop_result result = ONEHOP_OK;
-    if (ctx->info.device.kind == ONEHOP_DEVICE_HOST) result = cross_target(&cross);
-    if (ctx->info.device.kind == ONEHOP_DEVICE_HOST && !cross) return result;
-    for (size_t i = share; i < b->count && !result; i += shares)
-        if (!b->functions[i].handle)
-            result = build_one(ctx->device, cross, b->kernels[i], b->op, &b->functions[i]);
-    return result;
+    while (!result) {
+        const size_t i = w->share + w->shares * atomic_fetch_add(&w->taken, 1);
+        if (i >= b->count) break;
+        if (b->functions[i].handle) continue;
+        result = build_one(w->device, w->cross, b->kernels[i], b->op, &b->functions[i]);
+    }
+    if (result) work_failed(w, result);
+    return NULL;
+}
+
+/* Every `shares`-th kernel, beginning with number `share`, that is not there yet. The caller is one of the
+ * builders: without a second thread it takes longer, no more. */
+static onehop_result build_share(onehop_t *ctx, oh_build *b, uint32_t share, uint32_t shares) {
+    pthread_t threads[BUILDERS - 1];
+    size_t left = 0, started = 0;
+    work w = {ctx->device, b, 0, share, shares, 0, PTHREAD_MUTEX_INITIALIZER, ONEHOP_OK, ""};
+    if (ctx->info.device.kind == ONEHOP_DEVICE_HOST) {
+        const onehop_result result = cross_target(&w.cross);
+        if (result || !w.cross) return result;
+    }
+    for (size_t i = share; i < b->count; i += shares) left += !b->functions[i].handle;
+    while (started < BUILDERS - 1 && started + 1 < left &&
+           !pthread_create(&threads[started], NULL, run_builder, &w))
+        started++;
+    run_builder(&w);
+    for (size_t t = 0; t < started; t++) pthread_join(threads[t], NULL);
+    return w.result ? oh_error(w.result, "%s", w.sentence) : ONEHOP_OK;
 }
 
 static onehop_result build_rest(onehop_t *ctx, oh_build *b) {

@@ -240,7 +240,7 @@ static void check_qknorm(const bench *b, onehop_dtype dtype, size_t tokens, size
 
 static void one_qknorm(bench *b, onehop_dtype dtype, size_t tokens, size_t q_width, size_t k_width,
                        bool equal, input_kind kind) {
-    static const uint32_t grids[] = {2, 3, 17};
+    static const uint32_t grids[] = {2, 3, 13};
     const size_t width = (q_width + k_width) * reference_element_bytes(dtype);
     const int rank = b->rank->rank;
     CHECK(tokens * (q_width + k_width + 8) <= MOST);
