@@ -1,8 +1,6 @@
 """AllReduce: a context, for tensors."""
 
 import contextlib
-import itertools
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,20 +10,11 @@ from onehop import _onehop
 from onehop._errors import ArgumentError, failure_of
 from onehop._fused import FusedCalls
 from onehop._group import milliseconds, rendezvous
+from onehop._handles import Handles
 from onehop._tensors import device_of, dtype_of, kind_of
-from onehop._types import Algorithm, CapturedInput, Choice, Collective, DType, Failure, Mode, Result, Source, Stats
+from onehop._types import Algorithm, CapturedInput, Choice, Collective, DType, Failure, Mode, Source, Stats
 
-_handles = itertools.count(1)
-_members: "dict[int, weakref.ref[AllReduce]]" = {}
-
-
-def member(handle: int) -> "AllReduce":
-    """The object behind the number that torch.ops.onehop takes."""
-    found = _members.get(handle)
-    result = found() if found else None
-    if result is None:
-        raise ArgumentError(f"handle: expected that of an AllReduce that is open, found {handle}", Result.STATE)
-    return result
+members: "Handles[AllReduce]" = Handles("that of an AllReduce that is open")
 
 
 class AllReduce(FusedCalls):
@@ -86,10 +75,8 @@ class AllReduce(FusedCalls):
         self._capturing = False
         self.rank = self.context.rank
         self.world_size = self.context.world_size
-        self.handle = next(_handles)
+        self.handle = members.add(self)
         """The number that torch.ops.onehop takes for this object."""
-        _members[self.handle] = weakref.ref(self)
-        weakref.finalize(self, _members.pop, self.handle, None).atexit = False
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""
@@ -221,7 +208,7 @@ class AllReduce(FusedCalls):
     def close(self) -> None:
         """Local; waits for this rank's own eager calls at most. Twice is once. Peers that still call fail."""
         self.context.destroy()
-        _members.pop(self.handle, None)
+        members.drop(self.handle)
 
     def __enter__(self) -> "AllReduce":
         return self

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from onehop._all_reduce import AllReduce, member
+from onehop._all_reduce import AllReduce, members
 from onehop._fused import Normed, check_quantise
 from onehop._tensors import refuse_grad
 
@@ -28,25 +28,25 @@ _library.define(
 
 
 def _all_reduce(x: torch.Tensor, handle: int) -> torch.Tensor:
-    return member(handle).all_reduce(x)
+    return members.find(handle).all_reduce(x)
 
 
 def _all_reduce_(x: torch.Tensor, handle: int) -> None:
-    member(handle).all_reduce_(x)
+    members.find(handle).all_reduce_(x)
 
 
 def _reduce_scatter(x: torch.Tensor, world_size: int, handle: int) -> torch.Tensor:  # noqa: ARG001
-    return member(handle).reduce_scatter(x)
+    return members.find(handle).reduce_scatter(x)
 
 
 def _all_gather(x: torch.Tensor, world_size: int, handle: int) -> torch.Tensor:  # noqa: ARG001
-    return member(handle).all_gather(x)
+    return members.find(handle).all_gather(x)
 
 
 def _all_reduce_norm(
     x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float, plus_one: bool, handle: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    found = member(handle).all_reduce_norm(x, weight, residual=residual, eps=eps, weight_plus_one=plus_one)
+    found = members.find(handle).all_reduce_norm(x, weight, residual=residual, eps=eps, weight_plus_one=plus_one)
     return found.normed, found.residual
 
 
@@ -59,7 +59,7 @@ def _all_reduce_norm_quantised(
     scale: float | None,
     handle: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    normed, after, quantised, scales = member(handle).all_reduce_norm(
+    normed, after, quantised, scales = members.find(handle).all_reduce_norm(
         x, weight, residual=residual, eps=eps, weight_plus_one=plus_one, quantise="row" if scale is None else scale
     )
     assert quantised is not None
@@ -75,7 +75,7 @@ def _qknorm_(
     plus_one: bool,
     handle: int,
 ) -> None:
-    member(handle).qknorm_(q, k, q_weight, k_weight, eps=eps, weight_plus_one=plus_one)
+    members.find(handle).qknorm_(q, k, q_weight, k_weight, eps=eps, weight_plus_one=plus_one)
 
 
 for _key in "CPU", "CUDA":
