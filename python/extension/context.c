@@ -332,6 +332,25 @@ static PyObject *context_prepare(Context *self, PyObject *args) {
     return none_or_fail(self, result);
 }
 
+/* Collective. */
+static PyObject *context_op_create(Context *self, PyObject *args) {
+    onehop_op_config config;
+    onehop_op_t *op;
+    onehop_result result;
+    if (ext_parse_op_config(args, &config) || enter(self)) return NULL;
+    WAITING(self, result = onehop_op_create(self->context, &config, &op));
+    return result ? fail(self, result) : ext_op_capsule(op);
+}
+
+static PyObject *context_all_reduce_op(Context *self, PyObject *args) {
+    ext_op_call c;
+    onehop_result result;
+    if (ext_parse_op_call(args, &c) || enter(self)) return NULL;
+    CALLING(self, result = onehop_all_reduce_op(self->context, c.in, c.out, c.count, c.op,
+                                                &c.values, &c.way, c.stream));
+    return none_or_fail(self, result);
+}
+
 static PyObject *context_synchronize(Context *self, PyObject *stream) {
     void *handle = PyLong_AsVoidPtr(stream);
     onehop_result result;
@@ -539,6 +558,12 @@ static PyMethodDef methods[] = {
            "dtype, flags, eps, stream)"),
     METHOD(tp_qknorm_max_blocks, METH_VARARGS, "tp_qknorm_max_blocks(q_width, k_width, dtype)"),
     METHOD(prepare, METH_VARARGS, "prepare(dtypes, flags): collective; compiles kernels"),
+    METHOD(op_create, METH_VARARGS,
+           "op_create(expression, dtype, row_length, scalars, arrays, array_dtypes): collective; "
+           "compiles an expression for all_reduce_op"),
+    METHOD(all_reduce_op, METH_VARARGS,
+           "all_reduce_op(op, in, out, count, scalars, arrays, algorithm, source, blocks, threads, "
+           "stream)"),
     METHOD(synchronize, METH_O, "synchronize(stream): waits, watching the peers"),
     METHOD(
         would_use, METH_VARARGS,

@@ -42,6 +42,19 @@ int ext_parse_way(PyObject *const *args, onehop_call *call_out);
 /* Arguments of the fused operations, in the order of the stub; the stream is the last of them. */
 int ext_parse_norm(PyObject *args, onehop_norm *norm_out, onehop_stream_t *stream_out);
 int ext_parse_qknorm(PyObject *args, onehop_qknorm *qknorm_out, onehop_stream_t *stream_out);
+/* The texts of *config_out are those of the arguments. */
+int ext_parse_op_config(PyObject *args, onehop_op_config *config_out);
+/* What the caller of op_create holds; takes op over. */
+PyObject *ext_op_capsule(onehop_op_t *op);
+typedef struct ext_op_call {
+    onehop_op_t *op;
+    void *in, *out;
+    size_t count;
+    onehop_op_values values;
+    onehop_call way;
+    onehop_stream_t stream;
+} ext_op_call;
+int ext_parse_op_call(PyObject *args, ext_op_call *call_out);
 /* Raises TypeError and returns -1 unless `found` is `expected`. */
 int ext_check_count(const char *name, Py_ssize_t found, Py_ssize_t expected);
 

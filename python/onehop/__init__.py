@@ -26,6 +26,7 @@ from onehop._types import (
 if TYPE_CHECKING:
     from onehop import ops, symmetric
     from onehop._all_reduce import AllReduce
+    from onehop._custom_op import CustomOp
     from onehop._fused import Normed
     from onehop._group import Rendezvous
 
@@ -39,6 +40,7 @@ __all__ = [
     "Communicator",
     "CommunicatorDead",
     "Context",
+    "CustomOp",
     "DType",
     "DeviceKind",
     "Error",
@@ -64,6 +66,7 @@ __version__ = f"{_version() // 10000}.{_version() // 100 % 100}.{_version() % 10
 # What needs PyTorch is imported when it is asked for.
 _TORCH = {
     "AllReduce": "onehop._all_reduce",
+    "CustomOp": "onehop._custom_op",
     "Normed": "onehop._fused",
     "Rendezvous": "onehop._group",
     "ops": "",

@@ -1,15 +1,16 @@
-"""What AllReduce does beside all-reduces: reduce-scatter, all-gather, and norms fused with what the ranks exchange."""
+"""What AllReduce does beside plain all-reduces: reduce-scatter, all-gather, fused norms, and a caller's expression."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from onehop import _onehop
+from onehop._custom_op import CustomOp
 from onehop._errors import ArgumentError
-from onehop._tensors import TensorCalls, dtype_of, written
-from onehop._types import DType
+from onehop._tensors import TensorCalls, dtype_of, way_of, written
+from onehop._types import Algorithm, DType, Result, Source
 
 
 class Normed(NamedTuple):
@@ -259,3 +260,90 @@ class FusedCalls(TensorCalls):
         """
         bits = sum(1 << code for code in {dtype_of(dtype) for dtype in dtypes})
         self.context.prepare(bits, always * _onehop.PREPARE_ALWAYS)
+
+    # ---- expressions --------------------------------------------------------------------------------------------
+
+    def create_op(
+        self,
+        expression: str,
+        dtype: torch.dtype,
+        *,
+        row_length: int = 0,
+        scalars: Sequence[str] = (),
+        arrays: Mapping[str, torch.dtype] | None = None,
+    ) -> CustomOp:
+        """Collective: compiles an expression into the all-reduce, for `all_reduce_op`.
+
+            out[i] = round(expression),  x = sum over all ranks, in fp32
+
+        `expression` is CUDA C of type float, to 4096 characters, over several lines if wanted: "x * scale + bias[col]".
+        It knows `x`; `i`, the element's index in the tensor; `row` and `col`, i // row_length and i % row_length
+        (`row_length` 0: the tensor is one row); the `scalars`, numbers; the `arrays` with their types, float32 or
+        `dtype`, elements of which read as float; and the device functions of CUDA. Constants want their f: 0.5f. At
+        most 8 names of either kind. It is code and runs as such: take it only from whom you trust.
+
+        `dtype`, of the tensors, is float32, float16 or bfloat16. All ranks give the same. Blocks: seconds for what is
+        not in the cache of compiled kernels.
+
+        Raises ArgumentError for what is no such expression, with the compiler's message, where "expression(2)" is its
+        second line; SetupError with code UNSUPPORTED on the CPU and in a group of one rank, which have no compiler, and
+        where NVRTC is not there; SetupError with code DISAGREEMENT if ranks differ.
+        """
+        if row_length < 0:
+            raise ArgumentError(f"row_length: expected 0 or more, found {row_length}")
+        names, types = tuple(scalars), dict(arrays or {})
+        code, codes = dtype_of(dtype), tuple(dtype_of(one) for one in types.values())
+        compiled = self.context.op_create(expression, code, row_length, names, tuple(types), codes)
+        return CustomOp(self, compiled, expression, dtype, row_length, names, types)
+
+    def all_reduce_op(
+        self,
+        tensor: torch.Tensor,
+        op: CustomOp,
+        values: Mapping[str, float | torch.Tensor] | None = None,
+        *,
+        out: torch.Tensor | None = None,
+        algorithm: Algorithm | str | None = None,
+        source: Source | str | None = None,
+        blocks: int = 0,
+        threads: int = 0,
+    ) -> torch.Tensor:
+        """The sum over all ranks with the expression of `op`, which `create_op` of this object made, applied.
+
+            out[i] = round(expression),  x = sum over all ranks of tensor[i], in fp32
+
+        `tensor` is of the type of `op`. `values` has what its names stand for: numbers, rounded to float32 and equal on
+        all ranks, and tensors on this rank's device, of their types, with equal content on all ranks, since each rank
+        may compute a part for all. Indices into them are not checked; what is not contiguous is copied, and `out` may
+        not overlap them. In a graph numbers and addresses are those of the capture. All ranks get the same bits.
+
+        Else as `all_reduce`; NCCL and multicast do not apply expressions.
+        """
+        return self._all_reduce_op(tensor, op, *op.sort(values), out, (algorithm, source, blocks, threads))
+
+    def _all_reduce_op(
+        self,
+        tensor: torch.Tensor,
+        op: CustomOp,
+        scalars: Sequence[float],
+        arrays: Sequence[torch.Tensor],
+        out: torch.Tensor | None = None,
+        way: tuple[Any, Any, int, int] = (None, None, 0, 0),
+    ) -> torch.Tensor:
+        if op.ar is not self:
+            raise ArgumentError("op: expected one that create_op of this object made")
+        self._check(tensor, "tensor")
+        if tensor.dtype != op.dtype:
+            raise ArgumentError(f"tensor: expected {op.dtype}, that of the op, found {tensor.dtype}", Result.DTYPE)
+        kept = []
+        for (name, dtype), array in zip(op.arrays.items(), arrays, strict=True):
+            self._check_is(array, name, dtype, array.shape)
+            kept.append(array.contiguous().resolve_neg())
+            self._check_queued(kept[-1], array, name)
+        addresses = tuple(array.data_ptr() for array in kept)
+
+        def call(given: torch.Tensor, got: torch.Tensor) -> None:
+            place = given.data_ptr(), got.data_ptr(), given.numel(), tuple(scalars), addresses
+            self.context.all_reduce_op(op.compiled, *place, *way_of(way), self._stream(self._index))
+
+        return self._sum(tensor, out, call)

@@ -122,6 +122,31 @@ class Context:
     ) -> None: ...
     def tp_qknorm_max_blocks(self, q_width: int, k_width: int, dtype: int, /) -> int: ...
     def prepare(self, dtypes: int, flags: int, /) -> None: ...
+    def op_create(
+        self,
+        expression: str,
+        dtype: int,
+        row_length: int,
+        scalars: tuple[str, ...],
+        arrays: tuple[str, ...],
+        array_dtypes: tuple[int, ...],
+        /,
+    ) -> object: ...
+    def all_reduce_op(
+        self,
+        op: object,
+        in_: int,
+        out: int,
+        count: int,
+        scalars: tuple[float, ...],
+        arrays: tuple[int, ...],
+        algorithm: int,
+        source: int,
+        blocks: int,
+        threads: int,
+        stream: int,
+        /,
+    ) -> None: ...
     def synchronize(self, stream: int, /) -> None: ...
     def would_use(self, bytes_: int, dtype: int, mode: int, in_place: int, /) -> tuple[int, int, int, int, int]: ...
     def would_use_for(

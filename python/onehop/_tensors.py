@@ -38,6 +38,11 @@ def named(kind: type[enum.IntEnum], value: Any) -> int:
     return int(found)
 
 
+def way_of(way: tuple[Any, Any, int, int]) -> tuple[int, int, int, int]:
+    """Algorithm, source, blocks and threads, as the library wants them."""
+    return named(Algorithm, way[0]), named(Source, way[1]), way[2], way[3]
+
+
 def dtype_of(dtype: torch.dtype | DType) -> int:
     """The library's number of a data type."""
     code = dtype if isinstance(dtype, DType) else _dtype_code(dtype)
@@ -240,16 +245,26 @@ class TensorCalls:
                 Result.STREAM,
             )
 
-    def _run(self, given: torch.Tensor, got: torch.Tensor, code: int, way: tuple[Any, Any, int, int]) -> None:
-        algorithm, source = named(Algorithm, way[0]), named(Source, way[1])
-        place = (given.data_ptr(), got.data_ptr(), given.numel(), code, self._stream(self._index))
-        if algorithm or source or way[2] or way[3]:
-            self._calls.all_reduce_with(*place, algorithm, source, way[2], way[3])
-        else:
-            self._calls.all_reduce(*place)
-
     def _unusual(self, tensor: torch.Tensor, out: torch.Tensor | None, way: tuple[Any, Any, int, int]) -> torch.Tensor:
         code = self._check(tensor, "tensor")
+
+        def call(given: torch.Tensor, got: torch.Tensor) -> None:
+            place = (given.data_ptr(), got.data_ptr(), given.numel(), code, self._stream(self._index))
+            chosen = way_of(way)
+            if any(chosen):
+                self._calls.all_reduce_with(*place, *chosen)
+            else:
+                self._calls.all_reduce(*place)
+
+        return self._sum(tensor, out, call)
+
+    def _sum(
+        self,
+        tensor: torch.Tensor,
+        out: torch.Tensor | None,
+        call: Callable[[torch.Tensor, torch.Tensor], None],
+    ) -> torch.Tensor:
+        """`call` sums contiguous tensors: those that were given, if they lie so."""
         if out is not None:
             self._check_out(out, tensor.dtype, tensor.shape)
         with torch._C.DisableTorchFunctionSubclass():
@@ -257,13 +272,13 @@ class TensorCalls:
             self._check_queued(given, tensor, "tensor")
             if out is None:
                 got = torch.empty_like(given)
-                self._run(given, got, code, way)
+                call(given, got)
                 kind = type(tensor)
                 return got if kind in _PLAIN else got.as_subclass(kind)
             direct = out.is_contiguous() and not out.is_neg()
             got = out if direct else (given if given is not tensor else torch.empty_like(given))
             self._check_queued(got, out, "out")
-            self._run(given, got, code, way)
+            call(given, got)
             if not direct:
                 out.copy_(got)
             else:

@@ -4,11 +4,13 @@ They are `torch.ops.onehop.all_reduce` and so on, where the handle is `AllReduce
 The dispatcher costs a few microseconds a call: in eager code, use the methods.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from onehop._all_reduce import AllReduce, members
+from onehop._custom_op import CustomOp, custom_ops
 from onehop._fused import Normed, check_quantise
 from onehop._tensors import refuse_grad
 
@@ -25,6 +27,8 @@ _library.define(
     "qknorm_(Tensor(a!) q, Tensor(b!) k, Tensor q_weight, Tensor k_weight, float eps, bool weight_plus_one, int handle)"
     " -> ()"
 )
+# The op's number; its scalars and arrays in its order.
+_library.define("all_reduce_op(Tensor x, int op, float[] scalars, Tensor[] arrays) -> Tensor")
 
 
 def _all_reduce(x: torch.Tensor, handle: int) -> torch.Tensor:
@@ -78,6 +82,11 @@ def _qknorm_(
     members.find(handle).qknorm_(q, k, q_weight, k_weight, eps=eps, weight_plus_one=plus_one)
 
 
+def _all_reduce_op(x: torch.Tensor, op: int, scalars: list[float], arrays: list[torch.Tensor]) -> torch.Tensor:
+    found = custom_ops.find(op)
+    return found.ar._all_reduce_op(x, found, scalars, arrays)
+
+
 for _key in "CPU", "CUDA":
     _library.impl("all_reduce", _all_reduce, _key)
     _library.impl("all_reduce_", _all_reduce_, _key)
@@ -86,6 +95,7 @@ for _key in "CPU", "CUDA":
     _library.impl("all_reduce_norm", _all_reduce_norm, _key)
     _library.impl("all_reduce_norm_quantised", _all_reduce_norm_quantised, _key)
     _library.impl("qknorm_", _qknorm_, _key)
+    _library.impl("all_reduce_op", _all_reduce_op, _key)
 
 
 def _fake(x: torch.Tensor, handle: int) -> torch.Tensor:  # noqa: ARG001
@@ -138,6 +148,12 @@ def _fake_qknorm_(q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_we
         refuse_grad(tensor)
 
 
+def _fake_op(x: torch.Tensor, op: int, scalars: list[float], arrays: list[torch.Tensor]) -> torch.Tensor:  # noqa: ARG001
+    for tensor in x, *arrays:
+        refuse_grad(tensor)
+    return x.new_empty(x.shape)
+
+
 torch.library.register_fake("onehop::all_reduce", _fake, lib=_library)
 torch.library.register_fake("onehop::all_reduce_", _fake_, lib=_library)
 torch.library.register_fake("onehop::reduce_scatter", _fake_reduce_scatter, lib=_library)
@@ -145,6 +161,7 @@ torch.library.register_fake("onehop::all_gather", _fake_all_gather, lib=_library
 torch.library.register_fake("onehop::all_reduce_norm", _fake_norm, lib=_library)
 torch.library.register_fake("onehop::all_reduce_norm_quantised", _fake_norm_quantised, lib=_library)
 torch.library.register_fake("onehop::qknorm_", _fake_qknorm_, lib=_library)
+torch.library.register_fake("onehop::all_reduce_op", _fake_op, lib=_library)
 
 
 def all_reduce(x: torch.Tensor, ar: AllReduce | int) -> torch.Tensor:
@@ -204,3 +221,11 @@ def qknorm_(
 ) -> None:
     """`ar.qknorm_(q, k, q_weight, k_weight, ...)` as an operator."""
     torch.ops.onehop.qknorm_.default(q, k, q_weight, k_weight, eps, weight_plus_one, ar.handle)
+
+
+def all_reduce_op(
+    x: torch.Tensor, op: CustomOp, values: Mapping[str, float | torch.Tensor] | None = None
+) -> torch.Tensor:
+    """`ar.all_reduce_op(x, op, values)` as an operator, with the `ar` that made `op`."""
+    result: torch.Tensor = torch.ops.onehop.all_reduce_op.default(x, op.handle, *op.sort(values))
+    return result
