@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Greedy decoding with a tensor-parallel model, its all-reduces by onehop, NCCL, PyTorch's symmetric memory or gloo.
 
-    tp_decode.py [--tp 2] [--batch 1,8,32] [--all-reduce nccl,symm_mem,onehop] [--check] [-J FILE]    two GPUs
+    tp_decode.py [--tp 2] [--batch 1,8,32] [--all-reduce nccl,symm_mem,onehop] [--fused] [--check] [-J FILE]  two GPUs
     tp_decode.py --device cpu --tiny --all-reduce gloo,onehop --prompt 200 --tokens 16 --check         no GPU
     torchrun --nproc-per-node 2 tp_decode.py ...
 
@@ -10,6 +10,7 @@ have a prompt of random tokens, prefilled in chunks. Then each all-reduce decode
 in turn, in one process group and one run: on GPUs every batch size has a CUDA graph of a step, replayed token by token.
 Shown is the median over the steps, the largest of all ranks; ratio is the time over that of onehop (or of the first).
 
+--fused: one more, "onehop, fused", whose all-reduces add the residual and take the norm in the same launch.
 --check: the sum of a row has the same bytes in all batch sizes; tokens are equal on all ranks, in all rounds, and after
 prefilling anew. Exit status: 1 a check failed or a rank did, 2 usage.
 """
@@ -34,6 +35,7 @@ MULTICAST_OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1
 os.environ.update(MULTICAST_OFF)
 
 KINDS = {"cuda": ("nccl", "symm_mem", "onehop"), "cpu": ("gloo", "onehop")}
+FUSED = "onehop, fused"
 DTYPES = ("bfloat16", "float16", "float32")
 WARM_UP, ROUNDS = 3, 5
 
@@ -45,6 +47,7 @@ class Reducer:
     """What the model asks for. `capture` is a context around the capture of a graph."""
 
     capture = contextlib.nullcontext
+    sum_norm = None
 
     def __init__(self, device):
         self.device = device
@@ -75,6 +78,13 @@ class Onehop(Reducer):
         self.capture, self.sum, self.close = self.ar.capture, self.ar.all_reduce, self.ar.close
 
 
+class Fused(Onehop):
+    """Sum, addition and norm in one."""
+
+    def sum_norm(self, partial, residual, weight, eps):
+        return self.ar.all_reduce_norm(partial, weight, residual=residual, eps=eps)[:2]
+
+
 class SymmMem(Reducer):
     """Partial sums are computed into symmetric memory. One for all of them: each call ends with a barrier."""
 
@@ -98,19 +108,25 @@ class SymmMem(Reducer):
 
 
 class Recorder(Reducer):
-    """Another one, keeping what it is given."""
+    """Another one, keeping what it is given: a list of (rows, what is called with as many as there are)."""
 
     def __init__(self, inner):
         self.room, self.inner, self.seen = inner.room, inner, []
+        self.sum_norm = inner.sum_norm and self.keep_norm
 
-    def sum(self, tensor):
-        self.seen.append(tensor.clone())
-        return self.inner.sum(tensor)
+    def sum(self, partial):
+        self.seen.append(([partial.clone()], lambda partial: [self.inner.sum(partial)]))
+        return self.inner.sum(partial)
+
+    def keep_norm(self, partial, residual, weight, eps):
+        rows = [partial.clone()] if residual is None else [partial.clone(), residual]
+        self.seen.append((rows, lambda partial, residual=None: self.inner.sum_norm(partial, residual, weight, eps)))
+        return self.inner.sum_norm(partial, residual, weight, eps)
 
 
 def make_reducer(kind, device, group, max_bytes):
-    if kind == "onehop":
-        return Onehop(device, group)
+    if kind in ("onehop", FUSED):
+        return Fused(device, group) if kind == FUSED else Onehop(device, group)
     return SymmMem(device, max_bytes) if kind == "symm_mem" else Distributed(device)
 
 
@@ -253,16 +269,17 @@ class Rank:
         self.rewind()
         self.model.step(self.most)
         same = True
-        for partial in recorder.seen[:-1]:  # the last is not of rows but of the pick
-            whole = self.sum_of(reducer, partial)
+        for rows, call in recorder.seen[:-1]:  # the last is not of rows but of the pick
+            whole = self.bytes_of(reducer, rows, call)
             for batch in sorted({1, 2, *self.options.batches} & set(range(self.most))):
-                same &= torch.equal(self.sum_of(reducer, partial[:batch]), whole[:batch])
+                part = self.bytes_of(reducer, [one[:batch] for one in rows], call)
+                same &= all(torch.equal(one, of[:batch]) for one, of in zip(part, whole, strict=True))
         return all(self.gather(same))
 
-    def sum_of(self, reducer, rows):
-        room = reducer.room(tuple(rows.shape), rows.dtype)
-        room.copy_(rows)
-        return reducer.sum(room).clone().view(torch.uint8)
+    def bytes_of(self, reducer, rows, call):
+        room = reducer.room(tuple(rows[0].shape), rows[0].dtype)
+        room.copy_(rows[0])
+        return [one.clone().view(torch.uint8) for one in call(room, *rows[1:])]
 
     def repeats(self, kind, tokens):
         """Prefill and decoding once more, without a graph. `tokens` are those of the first sequence alone."""
@@ -282,7 +299,7 @@ def measure(me):
         me.prefill(base, sequence)
     for kind, rate in prefill.items():
         me.say(f"# prefill, {kind}: {rate:.0f} tokens/s")
-    me.say(f"#\n# {'batch':>6} {'all-reduce':>10} {'us/step':>10} {'p99':>10} {'tokens/s':>10} {'ratio':>6}")
+    me.say(f"#\n# {'batch':>6} {'all-reduce':>13} {'us/step':>10} {'p99':>10} {'tokens/s':>10} {'ratio':>6}")
     rows, tokens = [], {}
     for batch in options.batches:
         found = me.run_batch(batch)
@@ -292,7 +309,7 @@ def measure(me):
                    "tokens_per_s": batch * 1e6 / us, "ratio": us / figures[base][0]}  # fmt: skip
             rows.append(row)
             tokens[batch, kind] = found[kind][1]
-            me.say(f"  {batch:>6} {kind:>10} {us:10.1f} {p99:10.1f} {row['tokens_per_s']:10.1f} {row['ratio']:6.3f}")
+            me.say(f"  {batch:>6} {kind:>13} {us:10.1f} {p99:10.1f} {row['tokens_per_s']:10.1f} {row['ratio']:6.3f}")
     return prefill, rows, tokens
 
 
@@ -313,10 +330,10 @@ def check(me, tokens):
         if me.most > 1:
             found[f"{kind}: a row has the same sum in all batch sizes"] = me.rows_are_invariant(kind)
     base = "onehop" if "onehop" in me.options.kinds else me.options.kinds[0]
-    me.model.reduce = me.reducers[base]
-    me.prefill(base, 0)
-    _, first = me.decode(functools.partial(me.model.step, 1), 1)
-    found[f"{base}: the same tokens after prefilling anew"] = me.repeats(base, first)
+    for kind in [base, FUSED] if me.options.fused else [base]:
+        me.prefill(kind, 0)
+        _, first = me.decode(functools.partial(me.model.step, 1), 1)
+        found[f"{kind}: the same tokens after prefilling anew"] = me.repeats(kind, first)
     return found
 
 
@@ -392,14 +409,15 @@ def flags():
     parser.add_argument("--tiny", action="store_true", help="a model of 2 small layers")
     parser.add_argument("--safetensors", metavar="DIR", help="weights; default: random ones")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--fused", action="store_true", help="by onehop's fused all-reduce and norm too")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--limit", type=positive, default=500, metavar="S", help="most seconds; default %(default)s")
     parser.add_argument("-J", "--json", metavar="FILE")
     options = parser.parse_args()
+    ranks = int(os.environ.get("WORLD_SIZE", options.tp))
     if not options.device:
         import torch
 
-        ranks = int(os.environ.get("WORLD_SIZE", options.tp))
         options.device = "cuda" if torch.cuda.device_count() >= ranks else "cpu"
     known = KINDS[options.device]
     options.kinds = (options.all_reduce or ",".join(known)).split(",")
@@ -407,6 +425,9 @@ def flags():
         parser.error(f"--all-reduce {options.all_reduce}: on this device some of {', '.join(known)}, each once")
     if "symm_mem" in options.kinds and options.dtype == "float16":
         parser.error("symm_mem has no float16")
+    if options.fused and ranks < 2:
+        parser.error("--fused needs two ranks or more")
+    options.kinds += [FUSED] * options.fused
     words = (options.batch or ("1,8,32" if options.device == "cuda" else "1,2,8")).split(",")
     if not all(word.isdigit() and int(word) for word in words):
         parser.error(f"--batch {options.batch}: expected positive integers")

@@ -5,6 +5,8 @@ sharded vocabulary are all-reduced as well, so a token costs 2 * layers + 2 all-
 
     room(shape, dtype)  a tensor into which the partial sums are computed
     sum(tensor)         the sum over all ranks of what lies there
+    sum_norm            None, or what takes the place of sum, addition and norm after each of the products:
+                        sum_norm(tensor, residual or None, weight, eps) -> (norm, residual + sum)
 
 A decode step keeps all its state on the device (position, tokens, cache), so that a CUDA graph of one step can be
 replayed token by token. Weights are random from a seed, or those of a folder of safetensors with the model's own names.
@@ -164,27 +166,33 @@ class Model:
     # -- what is all-reduced --
 
     def product(self, x, weight):
-        """Row parallel: each rank has some of the inputs and the weights that go with them."""
+        """A partial sum, row parallel: each rank has some of the inputs and the weights that go with them."""
         partial = self.reduce.room((x.shape[0], weight.shape[0]), self.dtype)
-        torch.mm(x, weight.T, out=partial)
-        return self.reduce.sum(partial)
+        return torch.mm(x, weight.T, out=partial)
 
     def embed(self, ids):
-        """Rows of the sharded table: zero on all ranks but one."""
+        """A partial sum: rows of the sharded table, zero on all ranks but one."""
         local = ids - self.vocab_start
         here = (local >= 0) & (local < self.table.shape[0])
         rows = F.embedding(local.clamp(0, self.table.shape[0] - 1), self.table)
         partial = self.reduce.room(tuple(rows.shape), self.dtype)
-        torch.mul(rows, here[:, None], out=partial)
-        return self.reduce.sum(partial)
+        return torch.mul(rows, here[:, None], out=partial)
 
-    def pick(self, x):
-        """The likeliest token of each row, the lowest of equals.
+    def add(self, partial, residual, weight):
+        """The norm of the residual with the sum over all ranks added, and that itself."""
+        if self.reduce.sum_norm:
+            return self.reduce.sum_norm(partial, residual, weight, self.config.eps)
+        total = self.reduce.sum(partial)
+        after = total if residual is None else residual + total
+        return F.rms_norm(after, (self.config.hidden,), weight, self.config.eps), after
+
+    def pick(self, h):
+        """The likeliest token of each normed row, the lowest of equals.
 
         Every rank puts its best (value, token) into a place of its own, and the sum with the others' zeros is exact:
         all ranks choose from the same bits.
         """
-        values, ids = (F.rms_norm(x, (self.config.hidden,), self.norm, self.config.eps) @ self.table.T).max(-1)
+        values, ids = (h @ self.table.T).max(-1)
         best = self.reduce.room((self.ranks, len(ids), 2), torch.float32)
         best.zero_()
         best[self.rank, :, 0] = values.float()
@@ -194,23 +202,26 @@ class Model:
 
     # -- a layer --
 
-    def layer(self, index, x, cos, sin, attend):
+    def layer(self, index, h, x, cos, sin, attend):
+        """`h` is the norm of `x`, for this layer; what is returned are those of the next one."""
         config, weights = self.config, self.layers[index]
-        h = F.rms_norm(x, (config.hidden,), weights.norm, config.eps) @ weights.qkv.T
-        h = h.view(len(h), self.heads + 2 * self.kv_heads, config.head_dim)
-        # The values' norms are not used; without them the input would have to be copied first.
+        after = self.layers[index + 1].norm if index + 1 < config.layers else self.norm
+        h = (h @ weights.qkv.T).view(len(h), self.heads + 2 * self.kv_heads, config.head_dim)
+        # A norm of each head, which lies on one rank. The values' norms are not used; without them the input would
+        # have to be copied first.
         qk = F.rms_norm(h, (config.head_dim,), None, config.eps)[:, : -self.kv_heads] * weights.qk_norm
         qk = torch.addcmul(qk * cos, qk.roll(config.head_dim // 2, -1), sin)
         h = attend(index, qk[:, : self.heads], qk[:, self.heads :], h[:, -self.kv_heads :])
-        x = x + self.product(h, weights.out)
-        gate, up = (F.rms_norm(x, (config.hidden,), weights.mlp_norm, config.eps) @ weights.gate_up.T).chunk(2, -1)
-        return x + self.product(F.silu(gate) * up, weights.down)
+        h, x = self.add(self.product(h, weights.out), x, weights.mlp_norm)
+        gate, up = (h @ weights.gate_up.T).chunk(2, -1)
+        return self.add(self.product(F.silu(gate) * up, weights.down), x, after)
 
     def run_layers(self, ids, cos, sin, attend):
-        x = self.embed(ids)
+        """The normed rows behind the last layer."""
+        h, x = self.add(self.embed(ids), None, self.layers[0].norm)
         for index in range(self.config.layers):
-            x = self.layer(index, x, cos[:, None], sin[:, None], attend)
-        return x
+            h, x = self.layer(index, h, x, cos[:, None], sin[:, None], attend)
+        return h
 
     # -- prefill --
 
@@ -218,8 +229,8 @@ class Model:
         """A sequence's cache and its first token; the step goes on at the position behind the prompt."""
         self.tokens[sequence, : len(prompt)] = prompt
         for start in range(0, len(prompt), chunk):
-            x = self.prefill_chunk(sequence, start, min(start + chunk, len(prompt)))
-        self.tokens[sequence, len(prompt)] = self.pick(x[-1:])[0]
+            h = self.prefill_chunk(sequence, start, min(start + chunk, len(prompt)))
+        self.tokens[sequence, len(prompt)] = self.pick(h[-1:])[0]
 
     def prefill_chunk(self, sequence, start, end):
         later = self.places[None, :end] > self.places[start:end, None]

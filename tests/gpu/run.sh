@@ -149,7 +149,7 @@ if has python; then
     package=(env PYTHONPATH="$build/python" python3)
     run python_reference 240 "${package[@]}" tests/gpu/python_reference.py
     if [ "$("${package[@]}" -c 'import onehop, torch; print(torch.cuda.device_count() > 1)' 2>/dev/null)" = True ]; then
-        run tp_decode 150 "${package[@]}" examples/tp_decode.py --device cuda --tokens 32 --rounds 2 --check --limit 120
+        run tp_decode 150 "${package[@]}" examples/tp_decode.py --device cuda --tokens 32 --rounds 2 --fused --check --limit 120
     else
         skipped=$((skipped + 1))
         say "SKIP  tp_decode: python3 has no package onehop, or no PyTorch that finds 2 GPUs"

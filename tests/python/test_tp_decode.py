@@ -1,4 +1,4 @@
-"""The example tp_decode.py on CPUs: two processes, gloo and onehop in one run with all checks.
+"""The example tp_decode.py on CPUs: two processes, gloo, onehop and its fused form in one run with all checks.
 
 And its model beside a plain one: the same choices for a whole sequence at once as for chunks and single steps, from
 safetensors too.
@@ -39,21 +39,23 @@ def decode(*args):
 
 def test_all_kinds_in_one_run(tmp_path):
     path = tmp_path / "decode.json"
-    done = decode(*TINY, "--all-reduce", "gloo,onehop", "--chunk", "8", "--check", "-J", path)
+    done = decode(*TINY, "--all-reduce", "gloo,onehop", "--fused", "--chunk", "8", "--check", "-J", path)
     assert done.returncode == 0, done.stdout + done.stderr
     data = json.loads(path.read_text())
     assert {(row["batch"], row["all_reduce"]) for row in data["results"]} == {
-        (batch, kind) for batch in (1, 2) for kind in ("gloo", "onehop")
+        (batch, kind) for batch in (1, 2) for kind in ("gloo", "onehop", "onehop, fused")
     }
     for row in data["results"]:
         assert row["us_per_step"] > 0
         assert row["tokens_per_s"] == pytest.approx(row["batch"] * 1e6 / row["us_per_step"])
         assert row["all_reduce"] != "onehop" or row["ratio"] == 1
-    assert len(data["checks"]) == 7 and all(data["checks"].values()), data["checks"]
-    assert done.stdout.count("# ok ") == 7
+    assert len(data["checks"]) == 11 and all(data["checks"].values()), data["checks"]
+    assert done.stdout.count("# ok ") == 11
 
 
-@pytest.mark.parametrize("args", [["--all-reduce", "nccl"], ["--all-reduce", "gloo,gloo"], ["--batch", "0"]])
+@pytest.mark.parametrize(
+    "args", [["--all-reduce", "nccl"], ["--all-reduce", "gloo,gloo"], ["--batch", "0"], ["--fused", "--tp", "1"]]
+)
 def test_usage(args):
     done = decode(*TINY, *args)
     assert done.returncode == 2, done.stderr
@@ -67,6 +69,16 @@ class Alone:
 
     room = staticmethod(lambda shape, dtype: torch.empty(shape, dtype=dtype))
     sum = staticmethod(lambda tensor: tensor)
+    sum_norm = None
+
+
+class InOne(Alone):
+    """That takes the norm too."""
+
+    @staticmethod
+    def sum_norm(tensor, residual, weight, eps):
+        after = tensor if residual is None else residual + tensor
+        return after * (after.square().mean(-1, keepdim=True) + eps).rsqrt() * weight, after
 
 
 def weights_of(seed=3):
@@ -153,9 +165,9 @@ def generate(weights, prompts, tokens, chunk, rank=0, ranks=1, reduce=Alone):
 PROMPTS = torch.randint(CONFIG.vocab, (2, 21), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("chunk", [100, 8])
-def test_generates_what_the_plain_model_does(chunk):
-    found = generate(weights_of(), PROMPTS, 12, chunk)
+@pytest.mark.parametrize(("chunk", "reduce"), [(100, Alone), (8, Alone), (8, InOne)])
+def test_generates_what_the_plain_model_does(chunk, reduce):
+    found = generate(weights_of(), PROMPTS, 12, chunk, reduce=reduce)
     assert torch.equal(found[:, :21], PROMPTS)
     for sequence in found:
         logits = plain_logits(sequence[:-1])[20:]
