@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""torch_symmetric.py BUILD: onehop's communicator over PyTorch's symmetric memory, two processes with a GPU each. No memory
-of onehop's own is between them. Exit status 77 where this machine cannot.
+"""torch_symmetric.py BUILD [--share-gpu]: onehop's communicator over PyTorch's symmetric memory, two processes with a GPU
+each, or both on one (see python_gpu.py). No memory of onehop's own is between them. Exit status 77 where this machine cannot.
 """
 
 import faulthandler
@@ -17,12 +17,14 @@ def rank_main(rank, store):
     import torch
     import torch.distributed as dist
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-    torch.cuda.set_device(rank)
-    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{store}", rank=rank, world_size=python_gpu.RANKS)
+    device = torch.device("cuda", python_gpu.gpu_of(rank))
+    torch.cuda.set_device(device)
+    backend = "gloo" if python_gpu.SHARED else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=python_gpu.RANKS)
     import onehop
-    member = python_gpu.Rank(torch, onehop, rank)
+    member = python_gpu.Rank(torch, onehop, rank, device)
     options = {"push_bytes": 1 << 20, "pull_bytes": 1 << 20, "timeout": 20, "init_timeout": 30}
-    with onehop.symmetric.SymmetricAllReduce.from_torch(None, rank, **options) as ar:
+    with onehop.symmetric.SymmetricAllReduce.from_torch(None, device, **options) as ar:
         for dtype in member.types:
             for count in 1, 7, 2048, 100_003, 3_000_000:
                 given, want = member.values(rank, count, dtype), member.sum(count, dtype)
@@ -34,7 +36,7 @@ def rank_main(rank, store):
         graph, given = torch.cuda.CUDAGraph(), torch.zeros(2048, dtype=torch.bfloat16, device="cuda")
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL has a thread that looks at events
             got = ar.all_reduce(given)
-        for replay in range(20):
+        for replay in range(python_gpu.REPLAYS):
             given.copy_(member.values(rank, 2048, torch.bfloat16, replay))
             graph.replay()
             member.equal(got, member.sum(2048, torch.bfloat16, replay), f"replay {replay}")
@@ -46,9 +48,6 @@ def rank_main(rank, store):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4 and sys.argv[1] == "--rank":
-        rank_main(int(sys.argv[2]), sys.argv[3])
-    elif len(sys.argv) == 2:
-        sys.exit(python_gpu.main(sys.argv[1], os.path.abspath(__file__), PATIENCE_S))
-    else:
-        sys.exit(__doc__)
+    if python_gpu.SHARED:
+        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"  # else PyTorch refuses
+    python_gpu.run(rank_main, __file__, PATIENCE_S, __doc__)

@@ -103,6 +103,8 @@ def test_groups():
 def disagree(rank, _):
     with pytest.raises(onehop.SetupError) as found:
         onehop.AllReduce(None, "cpu", max_bytes=4096 * (1 + rank))
+    with pytest.raises(onehop.SetupError, match="flags is 2 on rank 1 and 0 on rank 0"):
+        onehop.AllReduce(None, "cpu", share_gpu=rank == 1)
     return found.value.code.name, str(found.value)
 
 
