@@ -7,12 +7,14 @@ must be what torch.distributed.all_reduce makes of the same inputs, NCCL's, with
 2shot_pull works in place and returns its argument, everything else returns a new tensor. Once with PyTorch's default
 allocator, once with expandable segments, each in processes of its own.
 
-    python_reference.py          two GPUs; exit status 77 where this machine cannot
-    python_reference.py --cpu    the same on the host device beside gloo, shorter and without graphs: 18 combinations
+    python_reference.py              two GPUs; exit status 77 where this machine cannot
+    python_reference.py --share-gpu  both processes on one GPU, which NCCL refuses: beside sums of integers, with 2 loops
+    python_reference.py --cpu        the same on the host device beside gloo, shorter and without graphs: 18 combinations
 """
 
 import argparse
 import faulthandler
+import functools
 import itertools
 import json
 import os
@@ -27,6 +29,7 @@ ALGORITHMS = ("1shot_push", "1shot_pull", "2shot_pull")
 DTYPES = ("float32", "float16", "bfloat16")
 COUNTS = {"cuda": (16, 32, 512, 1024, 1040, 4096, 32768, 262144, 2097152, 4194304), "cpu": (16, 1040)}
 LOOPS = {"cuda": 16, "cpu": 2}
+SHARED_LOOPS = 2
 MODES = {"cuda": ("eager", "graph"), "cpu": ("eager",)}
 ALLOCATORS = {
     "cuda": {"default allocator": "", "expandable segments": "expandable_segments:True"},
@@ -46,17 +49,20 @@ def combinations(device):
 class Rank:
     """One of the processes."""
 
-    def __init__(self, device, rank):
+    def __init__(self, device, rank, shared):
         import onehop.sglang
 
-        self.loops = LOOPS[device]
-        self.device = torch.device(device, rank) if device == "cuda" else torch.device(device)
+        self.loops = SHARED_LOOPS if shared else LOOPS[device]
+        self.rank, self.shared = rank, shared
+        self.device = torch.device(device, 0 if shared else rank) if device == "cuda" else torch.device(device)
         self.group = torch.distributed.new_group(backend="gloo")
+        if shared:  # no engine asks for that
+            onehop.AllReduce = functools.partial(onehop.AllReduce, share_gpu=True)
         self.comm = onehop.sglang.CustomAllReduceV2(self.group, self.device, max_size=16 << 20)
         if self.comm.disabled:
             raise SystemExit("CustomAllReduceV2 is disabled")
         self.comm.uncap_pull_thresholds()
-        self.generator = torch.Generator(self.device).manual_seed(rank)
+        self.generators = [torch.Generator(self.device).manual_seed(one) for one in range(RANKS)]
 
     def barrier(self):
         if self.device.type == "cuda":
@@ -64,7 +70,14 @@ class Rank:
         torch.distributed.barrier(self.group)
 
     def integers(self, count, dtype):
-        return torch.randint(16, (count,), generator=self.generator, device=self.device).to(dtype)
+        """Of all ranks."""
+        return [torch.randint(16, (count,), generator=one, device=self.device).to(dtype) for one in self.generators]
+
+    def reference(self, everyone):
+        if self.shared:
+            return sum(everyone)
+        torch.distributed.all_reduce(everyone[self.rank])
+        return everyone[self.rank]
 
     def all_reduce(self, algorithm, given):
         """The calls, and what is wrong with what they return."""
@@ -100,29 +113,28 @@ class Rank:
         for _ in range(self.loops):
             inputs = [self.integers(count, dtype) for _ in range(CALLS)]
             for one, new in zip(held, inputs, strict=True):
-                one.copy_(new)
+                one.copy_(new[self.rank])
             if replay:
                 replay()
             elif not complaint:
                 got, complaint = self.all_reduce(algorithm, held)
-            for out, expected in zip(got, inputs, strict=True):
-                torch.distributed.all_reduce(expected)
-                wrong += (out != expected).sum()
+            for out, everyone in zip(got, inputs, strict=True):
+                wrong += (out != self.reference(everyone)).sum()
         self.barrier()  # the peer's graph may read this one's memory until here
         del graph, replay
         found = int(wrong)
         return complaint or (f"{found} of {self.loops * CALLS * count} elements are wrong" if found else "")
 
 
-def rank_main(device, rank):
+def rank_main(device, rank, shared):
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     if device == "cuda":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(0 if shared else rank)
     else:
         torch.set_num_threads(1)
-    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" and not shared else "gloo"
     torch.distributed.init_process_group(backend, rank=rank, world_size=RANKS)
-    me = Rank(device, rank)
+    me = Rank(device, rank, shared)
     bad = {}
     for combination in combinations(device):
         said = me.run(*combination)
@@ -138,7 +150,7 @@ def rank_main(device, rank):
 # ---- the parent ----------------------------------------------------------------------------------------------------
 
 
-def start(device, allocator):
+def start(device, allocator, shared):
     environment = {**os.environ, **MULTICAST_OFF, "MASTER_ADDR": "127.0.0.1"}
     for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"):
         environment.pop(variable, None)
@@ -147,7 +159,8 @@ def start(device, allocator):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         environment["MASTER_PORT"] = str(free.getsockname()[1])
-    command = [sys.executable, os.path.abspath(__file__), "--device", device, "--rank"]
+    mode = ["--share-gpu"] * shared
+    command = [sys.executable, os.path.abspath(__file__), *mode, "--device", device, "--rank"]
     return [
         subprocess.Popen([*command, str(rank)], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT, text=True)
@@ -168,7 +181,7 @@ def wait_for(children):
     return [child.communicate()[0] for child in children]
 
 
-def judge(device, name, children):
+def judge(device, peer, name, children):
     begun = time.monotonic()
     outputs = wait_for(children)
     answers = [json.loads(line.removeprefix("ANSWER ")) for output in outputs for line in output.splitlines()
@@ -187,7 +200,6 @@ def judge(device, name, children):
     for combination, said in bad.items():
         print(f"  {combination}: {said}")
     whole = len(combinations(device))
-    peer = "NCCL" if device == "cuda" else "gloo"
     print(
         f"{whole - len(bad)}/{whole} at W={RANKS} against {peer}, {name}; captured pull calls: "
         f"{answers[0]['direct']} direct, {answers[0]['staged']} staged; {time.monotonic() - begun:.1f} s",
@@ -196,33 +208,35 @@ def judge(device, name, children):
     return int(bool(bad))
 
 
-def cannot():
-    """Why there are no two GPUs, or None."""
+def cannot(needed):
+    """Why there are not as many GPUs, or None."""
     probe = subprocess.run([sys.executable, "-c", "import torch, onehop; print(torch.cuda.device_count())"],
                            capture_output=True, text=True, timeout=60)  # fmt: skip
     if probe.returncode:
         return f"{sys.executable} cannot import torch and onehop: {(probe.stderr.splitlines() or ['?'])[-1]}"
     found = int(probe.stdout.split()[-1])
-    return f"needs {RANKS} GPUs, PyTorch finds {found}" if found < RANKS else None
+    return f"needs {needed} GPUs, PyTorch finds {found}" if found < needed else None
 
 
-def main(device):
-    reason = cannot() if device == "cuda" else None
+def main(device, shared):
+    reason = cannot(1 if shared else RANKS) if device == "cuda" else None
     if reason:
         print(f"SKIPPED: {reason}")
         return SKIPPED
-    return max([judge(device, name, start(device, conf)) for name, conf in ALLOCATORS[device].items()])
+    peer = "sums of integers" if shared else "NCCL" if device == "cuda" else "gloo"
+    return max([judge(device, peer, name, start(device, conf, shared)) for name, conf in ALLOCATORS[device].items()])
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cpu", action="store_const", dest="device", const="cpu", default="cuda")
+    parser.add_argument("--share-gpu", action="store_true")
     parser.add_argument("--device", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank is None:
-        sys.exit(main(given.device))
+        sys.exit(main(given.device, given.share_gpu))
     import torch  # takes seconds
     import torch.distributed
 
-    rank_main(given.device, given.rank)
+    rank_main(given.device, given.rank, given.share_gpu)

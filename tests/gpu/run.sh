@@ -143,11 +143,13 @@ if has programs; then
     done
 fi
 if has python; then
-    run torch_memory 150 python3 tests/gpu/torch_memory.py "$build/libonehop.so"
-    run python_gpu 150 python3 tests/gpu/python_gpu.py "$build"
-    run torch_symmetric 120 python3 tests/gpu/torch_symmetric.py "$build"
+    share=() # on the only GPU there is
+    if [ "$(python3 -c 'import torch; print(torch.cuda.device_count())' 2>/dev/null)" = 1 ]; then share=(--share-gpu); fi
+    run torch_memory 150 python3 tests/gpu/torch_memory.py "$build/libonehop.so" "${share[@]}"
+    run python_gpu 150 python3 tests/gpu/python_gpu.py "$build" "${share[@]}"
+    run torch_symmetric 120 python3 tests/gpu/torch_symmetric.py "$build" "${share[@]}"
     package=(env PYTHONPATH="$build/python" python3)
-    run python_reference 240 "${package[@]}" tests/gpu/python_reference.py
+    run python_reference 240 "${package[@]}" tests/gpu/python_reference.py "${share[@]}"
     if [ "$("${package[@]}" -c 'import onehop, torch; print(torch.cuda.device_count() > 1)' 2>/dev/null)" = True ]; then
         run tp_decode 150 "${package[@]}" examples/tp_decode.py --device cuda --tokens 32 --rounds 2 --fused --check --limit 120
     else

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""torch_memory.py LIBONEHOP: PyTorch's memory in captured pull calls, between two processes with a GPU each.
+"""torch_memory.py LIBONEHOP [--share-gpu]: PyTorch's memory in captured pull calls, between two processes with a GPU each,
+or both on the first one, where the driver gives them turns: milliseconds a call, so there are fewer.
 
 For each of PyTorch's allocators (the default one, expandable segments, cudaMallocAsync) a torch.cuda.CUDAGraph is
 captured of calls on tensors that were there before: small and large, on 16 bytes and off, off on one rank only, in
@@ -20,7 +21,10 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import onehop_ctypes as onehop  # noqa: E402
 
 RANKS = 2
-REPLAYS = 20
+SHARE = "--share-gpu"
+SHARED = SHARE in sys.argv
+ARGUMENTS = [one for one in sys.argv[1:] if one != SHARE]
+REPLAYS = 4 if SHARED else 20
 SKIPPED = 77
 ALLOCATORS = {"default": "", "expandable segments": "expandable_segments:True", "cudaMallocAsync":
               "backend:cudaMallocAsync"}
@@ -50,6 +54,10 @@ MADE = [
 ROOM = 32  # elements around
 
 
+def gpu_of(rank):
+    return 0 if SHARED else rank
+
+
 # ---- one rank -----------------------------------------------------------------------------------------------------
 
 class Rank:
@@ -63,7 +71,8 @@ class Rank:
         self.context = onehop.c_void_p()
         library.onehop_create(onehop.configured(
             onehop.onehop_config, rank=rank, world_size=RANKS, name=name.encode(), timeout_ms=10000,
-            init_timeout_ms=20000, device=onehop.onehop_device(onehop.ONEHOP_DEVICE_CUDA, rank)), self.context)
+            init_timeout_ms=20000, device=onehop.onehop_device(onehop.ONEHOP_DEVICE_CUDA, gpu_of(rank)),
+            flags=onehop.ONEHOP_FLAG_SHARE_GPU if SHARED else 0), self.context)
 
     def all_reduce(self, call, given, got):
         how = onehop.configured(onehop.onehop_call, algorithm=call.algorithm, source=onehop.ONEHOP_SOURCE_GRAPH)
@@ -181,7 +190,7 @@ def rank_main(path, rank, allocator, name):
     if sys.stdin.readline() != "go\n":
         raise SystemExit("the parent is gone")
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(gpu_of(rank))
     member = Rank(torch, onehop.load(path), rank, name)
     with torch.cuda.stream(member.stream):
         first = torch.zeros(1 << 20, device="cuda")
@@ -203,9 +212,9 @@ def start(path, rank, allocator):
     if ALLOCATORS[allocator]:
         environment["PYTORCH_CUDA_ALLOC_CONF"] = ALLOCATORS[allocator]
     name = f"torch memory {os.getpid()} {allocator}"
-    return subprocess.Popen([sys.executable, os.path.abspath(__file__), path, "--rank", str(rank), allocator, name],
-                            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                            text=True)
+    command = [sys.executable, os.path.abspath(__file__), path, "--rank", str(rank), allocator, name, *[SHARE] * SHARED]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True)
 
 
 def wait_for(children):
@@ -266,17 +275,18 @@ def main(path):
                            capture_output=True, text=True, timeout=PATIENCE_S)
     if probe.returncode:
         return skip(f"{sys.executable} cannot import torch: {(probe.stderr.splitlines() or ['?'])[-1]}")
-    if int(probe.stdout.split()[-1]) < RANKS:
-        return skip(f"needs {RANKS} GPUs, PyTorch finds {probe.stdout.split()[-1]}")
+    needed = 1 if SHARED else RANKS
+    if int(probe.stdout.split()[-1]) < needed:
+        return skip(f"needs {needed} GPUs, PyTorch finds {probe.stdout.split()[-1]}")
     groups = {allocator: [start(path, rank, allocator) for rank in range(RANKS)] for allocator in ALLOCATORS}
     results = [judge(allocator, children) for allocator, children in groups.items()]
     return 1 if 1 in results else max(results)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 6 and sys.argv[2] == "--rank":
-        rank_main(sys.argv[1], int(sys.argv[3]), sys.argv[4], sys.argv[5])
-    elif len(sys.argv) == 2:
-        sys.exit(main(os.path.abspath(sys.argv[1])))
+    if len(ARGUMENTS) == 5 and ARGUMENTS[1] == "--rank":
+        rank_main(ARGUMENTS[0], int(ARGUMENTS[2]), ARGUMENTS[3], ARGUMENTS[4])
+    elif len(ARGUMENTS) == 1:
+        sys.exit(main(os.path.abspath(ARGUMENTS[0])))
     else:
         sys.exit(__doc__)
