@@ -2,7 +2,7 @@
 # tests/gpu/run.sh [PROGRAM...]: everything that runs on GPUs, one after the other: the programs of this
 # folder, `onehop check --quick`, short runs of `onehop perf`; where python3 has PyTorch its memory, the Python package,
 # the matrix through the stand-in for SGLang's class and a decoder; where there is compute-sanitizer a small matrix under
-# it. `make test-gpu`.
+# it. With one GPU the ranks of the Python scripts share it, and there is no decoder. `make test-gpu`.
 #   ONEHOP_GPU_PARTS    some of: programs python command sanitizers (default: all)
 #   ONEHOP_BUILD_DIR    what was built, default build/release
 #   ONEHOP_GPU_LOG      the log of it all, default build/test-gpu.log

@@ -7,6 +7,9 @@ stand-in that computes the expression itself.
 import ctypes
 import gc
 import os
+import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -17,6 +20,7 @@ import ranks  # noqa: E402
 from onehop import _onehop  # noqa: E402
 
 TYPES = {1: (torch.float32, 4), 2: (torch.float16, 2), 3: (torch.bfloat16, 2)}
+INCLUDE = pathlib.Path(__file__).resolve().parents[2] / "include"
 SCALED = "x * scale + bias[col] * gain[row]"
 
 
@@ -246,3 +250,50 @@ def test_arguments_of_the_extension():
     ):
         with pytest.raises((ValueError, TypeError), match=text):
             context.all_reduce_op(*args)
+
+
+# In the library's place: says what it was given.
+LISTENER = r"""
+#include <onehop.h>
+#include <stdio.h>
+static int made;
+onehop_result onehop_op_create(onehop_t *context, const onehop_op_config *c, onehop_op_t **op_out) {
+    printf("%d|%s|%d|%zu|%u", c->struct_size == sizeof *c, c->expression, c->dtype, c->row_length, c->reserved);
+    for (int i = 0; i < ONEHOP_OP_NAMES; i++)
+        printf("|%s %s %d", c->scalars[i] ? c->scalars[i] : "-", c->arrays[i] ? c->arrays[i] : "-", c->array_dtypes[i]);
+    puts("");
+    *op_out = (onehop_op_t *)&made;
+    return context ? ONEHOP_OK : ONEHOP_ERR_NULL;
+}
+onehop_result onehop_all_reduce_op(onehop_t *context, const void *in, void *out, size_t count, const onehop_op_t *op,
+                                   const onehop_op_values *v, const onehop_call *w, onehop_stream_t stream) {
+    printf("%d %d %d|%zu %zu %zu|%d %d %u %u|%zu", op == (void *)&made, v->struct_size == sizeof *v,
+           w->struct_size == sizeof *w, (size_t)in, (size_t)out, count, w->algorithm, w->source, w->blocks, w->threads,
+           (size_t)stream);
+    for (int i = 0; i < ONEHOP_OP_NAMES; i++) printf("|%g %zu", v->scalars[i], (size_t)v->arrays[i]);
+    puts("");
+    return context ? ONEHOP_OK : ONEHOP_ERR_NULL;
+}
+void onehop_op_destroy(onehop_op_t *op) { printf("gone %d\n", op == (void *)&made); }
+"""
+SPEAKER = """
+from onehop import _onehop
+context = _onehop.Context(0, 1, "alone", device=_onehop.DEVICE_HOST)
+op = context.op_create("x * s", 3, 7, ("s", "t"), ("b",), (1,))
+context.all_reduce_op(op, 2**63 + 1, 2, 3, (0.5, -2), (2**63 + 4,), 4, 1, 5, 64, 0)
+del op
+"""
+
+
+def test_what_the_library_is_given(tmp_path):
+    (tmp_path / "listener.c").write_text(LISTENER)
+    command = [os.environ.get("CC", "cc"), "-shared", "-fPIC", f"-I{INCLUDE}", "listener.c", "-o", "listener.so"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=30)
+    environment = {**os.environ, "LD_PRELOAD": str(tmp_path / "listener.so")}
+    command = [sys.executable, "-c", SPEAKER]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout.splitlines() == [
+        "1|x * s|3|7|0|s b 1|t - 0" + "|- - 0" * 6,
+        f"1 1 1|{2**63 + 1} 2 3|4 1 5 64|0|0.5 {2**63 + 4}|-2 0" + "|0 0" * 6,
+        "gone 1",
+    ], done.stderr
