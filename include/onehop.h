@@ -441,7 +441,7 @@ ONEHOP_API onehop_result onehop_comm_create(const onehop_comm_config *config,
 ONEHOP_API void onehop_comm_destroy(onehop_comm *comm);
 
 /* How one call is to be done. Zero fields are chosen by onehop from values that are equal on all
- * ranks. All ranks must pass the same values. */
+ * ranks. All ranks must pass the same values, but for the prefetch. */
 typedef struct onehop_call {
     size_t struct_size;
     onehop_algorithm algorithm;
@@ -454,6 +454,13 @@ typedef struct onehop_call {
      * addresses. A context takes its rows itself and does not read this. */
     uint32_t row;
     uint32_t reserved; /* 0 */
+    /* Memory of this rank's GPU, readable until the call has ended, of which the processors that the
+     * grid leaves idle bring the first 8 MiB into the L2 while the call waits: weights of the next matrix
+     * product, say. Begins, by programmatic dependent launch, before earlier work of the stream has
+     * ended; changes no result. 0 bytes: none. Without effect on the host device, alone in a group, in a
+     * grid of all processors and where NCCL serves. */
+    const void *prefetch;
+    size_t prefetch_bytes;
 } onehop_call;
 
 /* As onehop_all_reduce and onehop_all_reduce_with (call may be NULL), on a communicator. */

@@ -68,7 +68,11 @@ static void arguments_of_calls(void) {
     REFUSED(ONEHOP_ERR_DTYPE, "data type -1", CALL(a, b, 8, -1, 1));
     REFUSED(ONEHOP_ERR_OP, "reduction 0 is unknown; expected sum (1)", CALL(a, b, 8, 1, 0));
     REFUSED(ONEHOP_ERR_OP, "reduction 2", CALL(a, b, 8, 1, 2));
-    REFUSED(ONEHOP_ERR_DTYPE, "data type 0", CALL(a, b, 0, 0, 1));     /* also of nothing */
+    REFUSED(ONEHOP_ERR_DTYPE, "data type 0", CALL(a, b, 0, 0, 1)); /* also of nothing */
+    call.prefetch_bytes = 5;
+    REFUSED(ONEHOP_ERR_NULL, "prefetch is NULL, its bytes are 5",
+            onehop_all_reduce_with(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, s));
+    call.prefetch_bytes = 0;
     for (int i = ONEHOP_ALGORITHM_AUTO; i <= ONEHOP_LOCAL_COPY; i++) { /* by whatever name */
         call.algorithm = (onehop_algorithm)i;
         REFUSED(ONEHOP_ERR_OP, "reduction 3",
@@ -384,7 +388,8 @@ static void struct_sizes(void) {
     TRY_SIZES(onehop_call, &call.call,
               onehop_all_reduce_with(p.contexts[0], a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call.call,
                                      p.streams[0]));
-    for (int r = 0; r < 2; r++)
+    call.call.prefetch = a; /* a matter of each rank alone */
+    for (int r = 0; r < 2; r++, call.call.prefetch_bytes = sizeof *a)
         CHECK_OK(onehop_all_reduce_with(p.contexts[r], r ? c : a, b + 100 * r, 8, ONEHOP_FLOAT32,
                                         ONEHOP_SUM, &call.call, p.streams[r]));
     for (int r = 0; r < 2; r++) CHECK_OK(onehop_synchronize(p.contexts[r], p.streams[r]));

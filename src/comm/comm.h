@@ -102,6 +102,7 @@ typedef struct oh_fused_call {
     size_t count;      /* elements of the message */
     onehop_dtype dtype;
     onehop_stream_t stream;
+    const onehop_call *call; /* as the caller gave it */
 } oh_fused_call;
 
 onehop_result oh_comm_launch_fused(onehop_comm *comm, const oh_fused_call *call,

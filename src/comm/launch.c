@@ -76,6 +76,22 @@ static onehop_result hand_over(onehop_comm *comm, const oh_request *q, const oh_
     return result;
 }
 
+/* What an L2 takes in beside a call: of more, a call and the reading after it became slower, by 7 % at 16 MiB and 20 %
+ * at 32 (docs/tuning-log.md). */
+#define PREFETCH_MOST ((oh_u64)8 << 20)
+
+/* Blocks to launch for a grid of `blocks`: on a GPU as many more as are left, if there is something that
+ * they could prefetch. */
+static uint32_t launched_blocks(const onehop_comm *comm, const onehop_call *call, uint32_t blocks,
+                                oh_args *args) {
+    args->blocks = blocks;
+    if (!call || !call->prefetch_bytes || comm->dispatch.kind != ONEHOP_DEVICE_CUDA) return blocks;
+    args->prefetch = (uintptr_t)call->prefetch;
+    args->prefetch_bytes =
+        call->prefetch_bytes < PREFETCH_MOST ? call->prefetch_bytes : PREFETCH_MOST;
+    return blocks > args->planes.max_blocks ? blocks : args->planes.max_blocks;
+}
+
 onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_plan *plan,
                              const oh_stream_info *info) {
     if (plan->choice.algorithm == ONEHOP_LOCAL_COPY) return copy_alone(comm, q, plan);
@@ -100,7 +116,8 @@ onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_pl
         args.row = comm->args.local + comm->args.planes.rows + q->row * sizeof(oh_row);
         args.tag = comm->row_tags[q->row];
     }
-    oh_launch launch = {&comm->functions[plan->kernel], &args,    sizeof args, plan->choice.blocks,
+    const uint32_t blocks = launched_blocks(comm, q->call, plan->choice.blocks, &args);
+    oh_launch launch = {&comm->functions[plan->kernel], &args,    sizeof args, blocks,
                         plan->choice.threads,           q->stream};
     oh_epilogue_args extended;
     if (q->custom) oh_custom_extend(q->custom, q->values, &args, plan, &extended, &launch);
@@ -113,10 +130,11 @@ onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_pl
 onehop_result oh_comm_launch_fused(onehop_comm *comm, const oh_fused_call *call,
                                    const oh_stream_info *info) {
     const onehop_choice *c = &call->choice;
+    const uint32_t blocks = launched_blocks(comm, call->call, c->blocks, call->args);
     const oh_launch launch = {&comm->functions[call->kernel],
                               call->args,
                               call->args_bytes,
-                              c->blocks,
+                              blocks,
                               c->threads,
                               call->stream};
     uint64_t h = mix(call->identity, (uint64_t)c->algorithm << 32 | c->blocks);

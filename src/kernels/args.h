@@ -37,8 +37,8 @@ typedef struct oh_args {
     oh_u32 chunks;
     oh_u32 early_trigger; /* trigger once pushing has begun; else after the last poll */
     oh_u32 rank, world;
-    oh_u32 hash;  /* of everything all ranks must agree on in this call */
-    oh_u32 dtype; /* for bodies that are not stamped per type */
+    oh_u32 hash;   /* of everything all ranks must agree on in this call */
+    oh_u32 blocks; /* of the grid; a GPU may launch more, which prefetch and leave */
     oh_peer peers[OH_MAX_RANKS - 1];
     oh_u64 slabs[OH_MAX_RANKS]; /* each rank's slab, as this rank's device sees it */
     oh_planes planes;
@@ -47,14 +47,15 @@ typedef struct oh_args {
     oh_u64 host;        /* oh_host_page */
     oh_u64 host_poll;   /* host device: oh_host_poll and its argument, or 0 */
     oh_u64 host_poll_argument;
-    oh_u64 row; /* oh_row with the captured addresses; 0: none, the workspace serves */
-    oh_u32 tag; /* that the row must have */
-    oh_u32 unused;
+    oh_u64 row;       /* oh_row with the captured addresses; 0: none, the workspace serves */
+    oh_u32 tag;       /* that the row must have */
+    oh_u32 dtype;     /* for bodies that are not stamped per type */
     oh_u64 multicast; /* what multimem primitives call a group, offsets as in a slab; 0: off */
+    oh_u64 prefetch, prefetch_bytes; /* what the blocks behind the grid bring into the L2 */
 } oh_args;
 
 OH_STATIC_ASSERT(sizeof(oh_planes) == 80, planes);
-OH_STATIC_ASSERT(sizeof(oh_args) == 576, args);
+OH_STATIC_ASSERT(sizeof(oh_args) == 592, args);
 OH_STATIC_ASSERT(sizeof(oh_signature_line) == 128, line);
 OH_STATIC_ASSERT(sizeof(oh_control) == 4096 + 128 + 128 + 64, control);
 OH_STATIC_ASSERT(sizeof(oh_local) == OH_LOCAL_EPOCHS + 8, local);

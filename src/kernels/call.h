@@ -161,6 +161,13 @@ OH_FN oh_signature_words oh_signature_words_of(const oh_args *a, oh_u32 k) {
     return w;
 }
 
+/* What comes before the wait for the previous grid in the signature's block; those behind it, whose work
+ * does not depend on that grid, end here. */
+OH_FN oh_signature_words oh_signature_begin(const oh_args *a, oh_grid g) {
+    if (g.block >= g.blocks) oh_prefetch_share(a->prefetch, a->prefetch_bytes, g);
+    return oh_signature_words_of(a, g.thread);
+}
+
 /* All that the last block of a grid does. Thread t serves peers t, t + threads, ...; on a GPU one
  * each, and the warps after the first are the guard. It must be no slower than the data: `words` of
  * the first peer are found before the wait for the previous grid, and one comparison tells that the
@@ -199,9 +206,9 @@ OH_FN void oh_signature_block(const oh_args *a, oh_grid g, oh_u64 epoch_word,
  * has done it all. */
 OH_FN oh_u32 oh_call_enter(const oh_args *a, oh_grid g) {
     const oh_u64 epoch_word = oh_epoch_word(a, g.block);
-    const oh_u32 signs = g.block == g.blocks - 1;
+    const oh_u32 signs = g.block >= g.blocks - 1;
     oh_signature_words words = {0, 0};
-    if (signs) words = oh_signature_words_of(a, g.thread);
+    if (signs) words = oh_signature_begin(a, g);
     oh_prefetch(epoch_word);
     oh_pdl_wait();
     if (signs) oh_signature_block(a, g, epoch_word, words);

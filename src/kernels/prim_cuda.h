@@ -30,10 +30,10 @@ typedef struct oh_grid {
     oh_u32 thread, threads;
 } oh_grid;
 
-OH_FN oh_grid oh_grid_here(void) {
+OH_FN oh_grid oh_grid_here(oh_u32 blocks) {
     oh_grid g;
     g.block = blockIdx.x;
-    g.blocks = gridDim.x;
+    g.blocks = blocks;
     g.thread = threadIdx.x;
     g.threads = blockDim.x;
     return g;
@@ -43,7 +43,7 @@ OH_FN oh_grid oh_grid_here(void) {
     extern "C" __global__ void __launch_bounds__(bound, 1)                                         \
         name(const __grid_constant__ type args) {                                                  \
         const type *a = &args;                                                                     \
-        const oh_grid g = oh_grid_here();                                                          \
+        const oh_grid g = oh_grid_here(((const oh_args *)a)->blocks);                              \
         statement;                                                                                 \
     }
 #define OH_KERNEL(name, bound, statement) OH_KERNEL_OF(oh_args, name, bound, statement)
@@ -219,6 +219,16 @@ OH_FN oh_u64 oh_ld_host_u64(oh_u64 p) {
  * for it (0.05 to 0.1 us, docs/tuning-log.md). */
 OH_FN void oh_prefetch(oh_u64 p) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
+}
+/* All that a block behind the grid does: its share of a range, by lines of 128 bytes. */
+OH_SLOW_FN void oh_prefetch_share(oh_u64 at, oh_u64 bytes, oh_grid g) {
+    const oh_u64 end = at + bytes, first = (g.block - g.blocks) * g.threads + g.thread;
+    oh_u64 p;
+    OH_NO_UNROLL
+    for (p = (at & ~127ull) + 128 * first; p < end;
+         p += 128ull * (gridDim.x - g.blocks) * g.threads)
+        oh_prefetch(p);
+    asm volatile("exit;");
 }
 /* Nothing that the previous kernel of the stream may still write is read before this. */
 OH_FN void oh_pdl_wait(void) {

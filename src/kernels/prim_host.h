@@ -191,6 +191,9 @@ OH_FN oh_u64 oh_ld_host_u64(oh_u64 p) {
 OH_FN void oh_prefetch(oh_u64 p) {
     (void)p;
 }
+OH_FN void oh_prefetch_share(oh_u64 at, oh_u64 bytes, oh_grid g) {
+    (void)at, (void)bytes, (void)g;
+}
 OH_FN void oh_pdl_wait(void) {
 }
 OH_FN void oh_pdl_trigger(void) {

@@ -138,7 +138,7 @@ static const char kernel_text[] =
     "    extern \"C\" __global__ void __launch_bounds__(bound, 1) \\\n"
     "        name(const __grid_constant__ oh_epilogue_args args) { \\\n"
     "        const oh_args *a = &args.call; \\\n"
-    "        const oh_grid g = oh_grid_here(); \\\n"
+    "        const oh_grid g = oh_grid_here(a->blocks); \\\n"
     "        statement; \\\n"
     "    }\n";
 

@@ -127,7 +127,7 @@ OH_FN void oh_pull_2shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
     oh_signature_words words = {0, 0};
     oh_row_view row;
     oh_call_state c;
-    if (g.block == g.blocks - 1) words = oh_signature_words_of(a, g.thread);
+    if (g.block >= g.blocks - 1) words = oh_signature_begin(a, g);
     row = oh_row_view_of(a, g, 2, world);
     oh_prefetch(epoch_word);
     oh_pdl_wait();

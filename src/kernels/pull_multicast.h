@@ -54,7 +54,7 @@ OH_FN oh_unit oh_multicast_sum(const oh_args *a, oh_u64 offset, oh_u32 dtype) {
 OH_FN oh_u32 oh_multicast_begin(const oh_args *a, oh_grid g, oh_call_state *c) {
     const oh_u64 epoch_word = oh_epoch_word(a, g.block);
     oh_signature_words words = {0, 0};
-    if (g.block == g.blocks - 1) words = oh_signature_words_of(a, g.thread);
+    if (g.block >= g.blocks - 1) words = oh_signature_begin(a, g);
     oh_prefetch(epoch_word);
     oh_pdl_wait();
     if (g.block == g.blocks - 1) {

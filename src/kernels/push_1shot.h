@@ -249,7 +249,7 @@ OH_FN void oh_push_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
     oh_unit own = oh_unit_armed();
     oh_push_state s = {0, i, 0};
     oh_call_state c;
-    if (g.block == g.blocks - 1) words = oh_signature_words_of(a, g.thread);
+    if (g.block >= g.blocks - 1) words = oh_signature_begin(a, g);
     if (i < a->whole) oh_prefetch(in);
     oh_prefetch(epoch_word);
     oh_pdl_wait();

@@ -212,7 +212,7 @@ OH_FN void oh_push_2shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
     oh_2shot_part p;
     oh_u32 chunk, limit;
     oh_call_state c;
-    if (g.block == g.blocks - 1) words = oh_signature_words_of(a, g.thread);
+    if (g.block >= g.blocks - 1) words = oh_signature_begin(a, g);
     oh_prefetch(epoch_word);
     oh_pdl_wait();
     if (g.block == g.blocks - 1) {

@@ -53,7 +53,11 @@ onehop_result oh_op_begin(const char *operation, onehop_comm *comm, const onehop
 }
 
 onehop_result oh_op_check_call(const onehop_call *call, onehop_call *known) {
-    return oh_config_copy(known, sizeof *known, call, "onehop_call");
+    onehop_result result = oh_config_copy(known, sizeof *known, call, "onehop_call");
+    if (!result && !known->prefetch && known->prefetch_bytes)
+        result = oh_error(ONEHOP_ERR_NULL, "onehop_call: prefetch is NULL, its bytes are %zu",
+                          known->prefetch_bytes);
+    return result;
 }
 
 /* The row that the caller of a communicator names. */

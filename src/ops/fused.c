@@ -78,7 +78,7 @@ onehop_result oh_fused_run(onehop_comm *comm, onehop_t *ctx, const oh_fused_call
 onehop_result oh_fused_copy_call(const char *operation, const onehop_call *call, onehop_call *out) {
     memset(out, 0, sizeof *out);
     if (!call) return ONEHOP_OK;
-    onehop_result result = oh_config_copy(out, sizeof *out, call, "onehop_call");
+    onehop_result result = oh_op_check_call(call, out);
     if (!result && (out->source || out->row))
         result = oh_error(ONEHOP_ERR_ALGORITHM,
                           "%s: source and row of the call must be 0, found "

@@ -247,8 +247,8 @@ static onehop_result run(onehop_comm *comm, onehop_t *ctx, const onehop_norm *no
     if (!result) result = oh_fused_begin(NAME, comm, ctx, stream, &info);
     if (result) return result;
     fill(comm, &n, &m, &args);
-    oh_fused_call f = {&args.call,      sizeof args,       -1,      {0},
-                       identity_of(&n), n.rows * n.hidden, n.dtype, stream};
+    oh_fused_call f = {&args.call,        sizeof args, -1,     {0},   identity_of(&n),
+                       n.rows * n.hidden, n.dtype,     stream, &named};
     result = choose(comm, &named, &args, &f);
     if (result) return result;
     args.call.chunks = f.choice.chunks;

@@ -132,8 +132,8 @@ static onehop_result run(onehop_comm *comm, onehop_t *ctx, const onehop_qknorm *
     if (!result) result = oh_fused_begin(NAME, comm, ctx, stream, &info);
     if (result) return result;
     fill(comm, &n, &m, &args);
-    oh_fused_call f = {&args.call,      sizeof args,     -1,      {0},
-                       identity_of(&n), args.call.count, n.dtype, stream};
+    oh_fused_call f = {&args.call,      sizeof args, -1,     {0},   identity_of(&n),
+                       args.call.count, n.dtype,     stream, &named};
     result = choose(comm, &named, &args, &f);
     return result ? result : oh_fused_run(comm, ctx, &f, &info);
 }

@@ -57,6 +57,10 @@ static void make_calls(gpu_rank *r, char *own, const pull *calls, onehop_dtype d
         call.source = ONEHOP_SOURCE_GRAPH;
         call.blocks = p->blocks;
         call.threads = p->threads;
+        if ((i + (size_t)r->rank) % 4 == 0) {
+            call.prefetch = own + p->in;
+            call.prefetch_bytes = bytes;
+        }
         if (i % 5 == 0 && (int)i % r->world == r->rank) gpu_spin_later(r, 20, r->stream);
         CHECK_OK(onehop_all_reduce_with(r->context, own + p->in, own + p->out, p->count, dtype,
                                         ONEHOP_SUM, &call, r->stream));

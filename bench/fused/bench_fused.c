@@ -1,17 +1,23 @@
-/* Fused norms against the same work done apart, on two GPUs, a process each, in graphs of many calls.
+/* Fused calls against the same work done apart, on two GPUs, a process each, in graphs of many calls; where there is one
+ * GPU its two halves are the ranks, which tells of launches and of nothing else.
  *
  *   norm     onehop_all_reduce_norm            against onehop_all_reduce, then one kernel that adds the residual and
  *            norms; hidden 4096 and 7168, bfloat16
  *   qknorm   onehop_tp_qknorm, (6144, 1024)/2  against sums of squares, onehop_all_reduce of them, and a kernel that
  *            applies them
+ *   prefetch onehop_all_reduce of 8 KiB that prefetches the weights of the matrix product after it, against one that does
+ *            not; 4096 columns, so many rows; 256 MiB of weights in turn, so none is in the L2 by itself
+ *   ahead    the same with a matrix product that itself loads weights before the all-reduce has ended
  *
  * The separate kernels (separate_kernels.cu) depend programmatically on the kernel before and load ahead what it does
  * not write. A time is that of a graph of CALLS calls, by CALLS: the median of ROUNDS, the larger of the ranks. Both ways
  * alternate, so the machine is the same. Before it is timed, one call of each shape is compared with norm_reference.h.
  *
- * bench_norm [--early-trigger] */
+ * bench_fused [--early-trigger] (not on one GPU: what begins early could keep the other rank out) */
 #include "gpu_ranks.h"
 #include "norm_reference.h"
+
+#include <math.h>
 
 #define CALLS      100
 #define ROUNDS     21
@@ -20,6 +26,8 @@
 #define CHECKED    ((size_t)64 * 7168) /* elements */
 #define Q_WIDTH    3072
 #define K_WIDTH    512
+#define COLUMNS    4096
+#define WEIGHTS    ((size_t)256 << 20) /* bytes */
 
 typedef struct figures {
     double us[2][2]; /* [rank][fused, separate] */
@@ -35,7 +43,7 @@ static figures *shared;
 /* As the kernels have it. */
 typedef struct separate_args {
     unsigned long long x, residual, weight, y, q, k, q_weight, k_weight, sums;
-    unsigned rows, units, q_units, k_units, stride_units;
+    unsigned rows, units, q_units, k_units, stride_units, loads_ahead;
     float eps, inverse_q, inverse_k;
 } separate_args;
 
@@ -43,19 +51,22 @@ typedef enum separate {
     ADD_NORM,
     QK_SQUARES,
     QK_APPLY,
+    MATVEC,
     SEPARATES
 } separate;
 
 typedef struct bench {
     gpu_rank *rank;
     oh_function functions[SEPARATES];
-    unsigned char *x, *sum, *residual, *weight, *y, *sums;
+    unsigned char *x, *sum, *residual, *weight, *y, *sums, *weights;
     size_t rows, hidden; /* of tp_qknorm: tokens, 0 */
+    size_t turn;         /* matrix products so far */
+    bool loads_ahead;
 } bench;
 
 static void load(bench *b) {
     static const char *const names[SEPARATES] = {"separate_add_norm", "separate_qk_squares",
-                                                 "separate_qk_apply"};
+                                                 "separate_qk_apply", "separate_matvec"};
     oh_cu_library library = NULL;
     size_t bytes;
     if (oh_cu.cuLibraryLoadData(&library, gpu_image("separate_kernels", &bytes), NULL, NULL, 0,
@@ -150,6 +161,33 @@ static void separate_qknorm(bench *b) {
     launch(b, QK_APPLY, &a, (uint32_t)b->rows, threads);
 }
 
+static void product(bench *b, bool prefetches) {
+    const size_t bytes = b->rows * COLUMNS * 2;
+    unsigned char *weight = b->weights + b->turn++ % (WEIGHTS / bytes) * bytes;
+    onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
+    separate_args a;
+    memset(&a, 0, sizeof a);
+    a.x = (uintptr_t)b->sum;
+    a.weight = (uintptr_t)weight;
+    a.y = (uintptr_t)b->y;
+    a.units = COLUMNS / 8;
+    a.loads_ahead = b->loads_ahead;
+    if (prefetches) {
+        call.prefetch = weight;
+        call.prefetch_bytes = bytes;
+    }
+    CHECK_OK(onehop_all_reduce_with(b->rank->context, b->x, b->sum, COLUMNS, ONEHOP_BFLOAT16,
+                                    ONEHOP_SUM, &call, b->rank->stream));
+    launch(b, MATVEC, &a, (uint32_t)b->rows, 128);
+}
+
+static void prefetched_product(bench *b) {
+    product(b, true);
+}
+static void plain_product(bench *b) {
+    product(b, false);
+}
+
 /* ---- timing -------------------------------------------------------------------------------------- */
 
 static int ascending(const void *a, const void *b) {
@@ -198,6 +236,37 @@ static void compare(bench *b, const char *what, void (*const ways[2])(bench *)) 
     for (int way = 0; way < 2; way++) gpu_graph_free(r, &graphs[way]);
 }
 
+static float bf16_value(uint16_t half) {
+    const uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* The sum is twice the input, and the product that of equal numbers. */
+static void check_product(bench *b) {
+    uint16_t sum[COLUMNS], y[MOST_ROWS];
+    const float expected = COLUMNS * bf16_value(0x3cbc) * bf16_value(0x3838);
+    gpu_read(b->rank, sum, b->sum, sizeof sum);
+    gpu_read(b->rank, y, b->y, 2 * b->rows);
+    for (size_t i = 0; i < COLUMNS; i++)
+        if (sum[i] != 0x3cbc) FAIL("sum %zu is 0x%x", i, sum[i]);
+    for (size_t i = 0; i < b->rows; i++)
+        if (fabsf(bf16_value(y[i]) - expected) > expected / 128)
+            FAIL("product %zu is %g, expected %g", i, (double)bf16_value(y[i]), (double)expected);
+}
+
+static void products(bench *b, size_t most_rows) {
+    static void (*const ways[2])(bench *) = {prefetched_product, plain_product};
+    gpu_fill(b->rank, b->x, 0x3c, 2 * COLUMNS);
+    for (int ahead = 0; ahead < 2; ahead++)
+        for (b->rows = 256; b->rows <= most_rows; b->rows *= 2) {
+            b->loads_ahead = ahead;
+            compare(b, ahead ? "ahead" : "prefetch", ways);
+            check_product(b);
+        }
+}
+
 /* One fused call against the reference. */
 static void check_norm(bench *b) {
     gpu_rank *r = b->rank;
@@ -224,7 +293,7 @@ static void check_norm(bench *b) {
                          .y = shared->y,
                          .quantised = shared->quantised,
                          .scales = shared->scales};
-        norm_reference(d, "bench_norm");
+        norm_reference(d, "bench_fused");
     }
     gpu_write(r, b->x, shared->x[r->rank], 2 * count);
     gpu_write(r, b->residual, shared->residual, 2 * count);
@@ -244,49 +313,58 @@ static void all(gpu_rank *ranks, int here, void *argument) {
     static void (*const qknorm[2])(bench *) = {fused_qknorm, separate_qknorm};
     static const size_t hiddens[] = {4096, 7168},
                         rows[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
+    const size_t most_rows = *(const int *)argument > 1 ? MOST_ROWS : 16;
     gpu_rank *r = &ranks[0];
-    bench b = {r,
-               {{0}},
-               gpu_alloc(r, MOST_BYTES),
-               gpu_alloc(r, MOST_BYTES),
-               gpu_alloc(r, MOST_BYTES),
-               gpu_alloc(r, 2 * 7168),
-               gpu_alloc(r, MOST_BYTES),
-               gpu_alloc(r, 8 * MOST_ROWS),
-               0,
-               0};
-    (void)here, (void)argument;
+    bench b = {.rank = r,
+               .x = gpu_alloc(r, MOST_BYTES),
+               .sum = gpu_alloc(r, MOST_BYTES),
+               .residual = gpu_alloc(r, MOST_BYTES),
+               .weight = gpu_alloc(r, 2 * 7168),
+               .y = gpu_alloc(r, MOST_BYTES),
+               .sums = gpu_alloc(r, 8 * MOST_ROWS),
+               .weights = gpu_alloc(r, WEIGHTS)};
+    (void)here;
     load(&b);
     /* 1.0 and 0.0078 everywhere else: nothing is timed on zeros. */
     gpu_fill(r, b.x, 0x3c, MOST_BYTES);
     gpu_fill(r, b.residual, 0x3c, MOST_BYTES);
     gpu_fill(r, b.weight, 0x3f, 2 * 7168);
+    gpu_fill(r, b.weights, 0x38, WEIGHTS);
     if (r->rank == 0)
         printf("%-7s %6s %6s %9s %9s %7s\n", "what", "hidden", "rows", "fused us", "apart us",
                "ratio");
     for (size_t h = 0; h < 2; h++)
-        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        for (size_t i = 0; i < sizeof rows / sizeof *rows && rows[i] <= most_rows; i++) {
             b.hidden = hiddens[h];
             b.rows = rows[i];
             if (b.rows <= 64) check_norm(&b);
             compare(&b, "norm", norm);
         }
     b.hidden = 0;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < sizeof rows / sizeof *rows && rows[i] <= most_rows; i++) {
         b.rows = rows[i];
         compare(&b, "qknorm", qknorm);
     }
+    b.hidden = COLUMNS;
+    products(&b, MOST_ROWS);
     gpu_barrier(r);
-    unsigned char *memory[] = {b.x, b.sum, b.residual, b.weight, b.y, b.sums};
+    unsigned char *memory[] = {b.x, b.sum, b.residual, b.weight, b.y, b.sums, b.weights};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) gpu_free(r, memory[i]);
 }
 
 int main(int argc, char **argv) {
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    const gpu_setup setup = {.layout = GPU_PROCESSES, .world = 2, .gpus = 2, .config = &config};
-    gpu_main(300, 2);
-    if (argc > 1 && !strcmp(argv[1], "--early-trigger")) config.flags = ONEHOP_FLAG_EARLY_TRIGGER;
+    int gpus = gpu_main(300, 1) > 1 ? 2 : 1;
+    const gpu_setup setup = {.layout = gpus > 1 ? GPU_PROCESSES : GPU_THREADS,
+                             .world = 2,
+                             .gpus = gpus,
+                             .config = &config};
+    if (argc > 1 && !strcmp(argv[1], "--early-trigger") && gpus > 1)
+        config.flags = ONEHOP_FLAG_EARLY_TRIGGER;
+    printf("2 ranks on %d GPU%s%s\n", gpus, gpus > 1 ? "s" : "",
+           config.flags ? ", early trigger" : "");
+    fflush(stdout);
     shared = shared_memory(sizeof *shared);
-    gpu_run(&setup, all, NULL);
+    gpu_run(&setup, all, &gpus);
     return 0;
 }

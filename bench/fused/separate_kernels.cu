@@ -1,11 +1,11 @@
-/* What fused norms are compared with: the best separate kernels for the work beside the all-reduce. bfloat16, aligned,
+/* What fused calls are compared with: the best separate kernels for the work beside the all-reduce. bfloat16, aligned,
  * sizes of whole units of 16 bytes; one block a row; programmatic dependent launch: what the kernel before does not write
- * is loaded before the wait for it. */
+ * is loaded before the wait for it. And a matrix product of one row, bound by memory, to follow an all-reduce. */
 #include <cuda_bf16.h>
 
 struct separate_args {
     unsigned long long x, residual, weight, y, q, k, q_weight, k_weight, sums;
-    unsigned rows, units, q_units, k_units, stride_units;
+    unsigned rows, units, q_units, k_units, stride_units, loads_ahead;
     float eps, inverse_q, inverse_k;
 };
 
@@ -125,4 +125,29 @@ extern "C" __global__ void __launch_bounds__(1024) separate_qk_apply(const __gri
     wait_for_previous();
     const float2 sums = ((const float2 *)a.sums)[blockIdx.x];
     if (mine) *at = scaled(x, w, rsqrtf((is_q ? sums.x * a.inverse_q : sums.y * a.inverse_k) + a.eps));
+}
+
+/* y[n] = sum over k of weight[n][k] x[k]; a block a row of the matrix, of 4 units a thread, all in flight. `loads_ahead`:
+ * also while the kernel before still runs, as far as blocks find room. */
+extern "C" __global__ void __launch_bounds__(128) separate_matvec(const __grid_constant__ separate_args a) {
+    __shared__ float shared[32];
+    const unit *x = (const unit *)a.x, *weight = (const unit *)a.weight + (size_t)blockIdx.x * a.units;
+    unit w[4];
+    float sum = 0;
+    let_next_begin();
+    if (!a.loads_ahead) wait_for_previous();
+#pragma unroll
+    for (int i = 0; i < 4; i++) w[i] = weight[threadIdx.x + 128 * i];
+    if (a.loads_ahead) wait_for_previous();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const unit in = x[threadIdx.x + 128 * i];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float2 f = __bfloat1622float2(in.v[k]), g = __bfloat1622float2(w[i].v[k]);
+            sum += f.x * g.x + f.y * g.y;
+        }
+    }
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) ((__nv_bfloat16 *)a.y)[blockIdx.x] = __float2bfloat16_rn(sum);
 }
