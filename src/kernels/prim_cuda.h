@@ -15,6 +15,10 @@
  * costs 0.1 us a call (two H200, graphs, W=2: docs/design.md). */
 #define OH_POLLS 1024
 
+/* The k, from 1 on, of the k-th next ranks that a thread serves: one at most, since a block has more threads
+ * than there are ranks. */
+#define OH_PEERS(k, g, world) if (((k) = (g).thread + 1) < (world))
+
 /* How long ranks that give up wait for each other's failure rows. */
 #define OH_ROWS_WAIT_NS 10000000ull
 

@@ -22,6 +22,8 @@
 /* After this many polls a wait yields the core: tests run 16 ranks on two cores. */
 #define OH_POLLS 64
 
+#define OH_PEERS(k, g, world) for ((k) = (g).thread + 1; (k) < (world); (k) += (g).threads)
+
 /* How long ranks that give up wait for each other's failure rows: a rank may have to wait for a
  * core first. */
 #define OH_ROWS_WAIT_NS 50000000ull

@@ -58,9 +58,13 @@ OH_FN void oh_pull_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
         oh_signature_block(a, g, epoch_word, words);
         return;
     }
+    if (oh_row_is_direct(&row, 1)) {
+        oh_pull_direct(a, g, oh_call_begin(epoch_word), &row, 1, dtype, world);
+        return;
+    }
     if (first < a->whole) own = oh_ld_unit(in);
     c = oh_call_begin(epoch_word);
-    if (a->row && oh_pull_by_row(a, g, &c, &row, 1, dtype, world)) return;
+    if (a->row) c.dead = oh_row_refused(a, g, c, &row);
     if (first < a->whole && !c.dead) {
         oh_st_unit(oh_own_address(a, oh_pull_1shot_place(a, c.epoch, 0)) +
                        (oh_u64)first * OH_UNIT_BYTES,

@@ -136,7 +136,11 @@ OH_FN void oh_pull_2shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
         return;
     }
     c = oh_call_begin(epoch_word);
-    if (a->row && oh_pull_by_row(a, g, &c, &row, 2, dtype, world)) return;
+    if (oh_row_is_direct(&row, 2)) {
+        oh_pull_direct(a, g, c, &row, 2, dtype, world);
+        return;
+    }
+    if (a->row) c.dead = oh_row_refused(a, g, c, &row);
     place = a->planes.pull + (c.phase ? a->planes.pull_bytes : 0);
     p.shards = oh_shards_of(a->units, world ? world : a->world);
     p.here = oh_own_address(a, place);

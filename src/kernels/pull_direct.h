@@ -24,18 +24,14 @@
  * sees the word loads nothing more in this kernel that a peer has written, and the kernel's end
  * stands between it and all who will: no acquire.
  *
- * One barrier in a call. Every thread looks at the peers' words for itself: warps that poll the
- * same lines cost less than a barrier behind one that polls. The words stay while they do: a peer
- * writes enter again in its next call, which it begins after this block's exit, sent behind the
- * barrier; and exit again after this block's enter of the next call. For the same reason the block
- * may trigger and write its epoch words without another barrier: what one thread has seen has come
- * for all.
+ * Two barriers in a call: behind the threads that hear the enters, one a peer, since all warps of a wide
+ * grid that poll the same words keep them from arriving (1 MiB with 128 x 512: 0.9 us); and before the
+ * exits are told. After that one the first warp alone tells, hears, triggers and writes the epoch words,
+ * which all threads of the block have read by then; the others are done.
  *
- * Threads may differ in `dead`: the mark in the epoch word may come between their loads of it, and
- * one may give up an enter that another has just seen. 1shot does not ask: an exit promises only
- * that the block will not read any more, which is as true of a thread that gave up; the own rank
- * fails by its record. In 2shot an exit promises sums, so one thread that is dead keeps it back from
- * all peers.
+ * Threads may differ in `dead`: the mark in the epoch word may come between their loads of it. The first
+ * barrier makes them agree: an exit of 2shot promises sums, so one thread that is dead keeps it back
+ * from all peers.
  *
  * In place: a position of a shard is read, on any rank, only by the shard's owner, whose thread has
  * the terms in registers when it stores the sum. 1shot would overwrite what a peer still reads: the
@@ -57,19 +53,26 @@ typedef struct oh_reach {
 
 /* What a thread can know before the wait for the previous grid, since no kernel writes it. */
 typedef struct oh_row_view {
-    oh_u64 head; /* {tag, mode} */
+    oh_u64 head;   /* {tag, mode}; 0: there is no row */
+    oh_u64 direct; /* the head of this call's row if the call may go by its addresses */
     oh_reach to;
-    oh_u64 enter; /* of this block, on the first peer that this thread tells */
+    oh_u64 tell,
+        hear; /* enter words of this block: on the first peer that this thread tells, and here */
 } oh_row_view;
 
-OH_FN oh_u64 oh_enter_address(const oh_args *a, oh_grid g, oh_u32 k) {
+OH_FN oh_u64 oh_tell_address(const oh_args *a, oh_grid g, oh_u32 k) {
     return oh_signal_address(a, g.block, OH_SIGNAL_ENTER, a->rank, oh_next_rank(a, k));
+}
+
+OH_FN oh_u64 oh_hear_address(const oh_args *a, oh_grid g, oh_u32 k) {
+    return oh_signal_address(a, g.block, OH_SIGNAL_ENTER, oh_next_rank(a, k), a->rank);
 }
 
 OH_FN oh_row_view oh_row_view_of(const oh_args *a, oh_grid g, oh_u32 shots, oh_u32 world) {
     oh_row_view row;
     oh_u32 k;
-    row.head = row.enter = 0;
+    row.head = row.tell = row.hear = 0;
+    row.direct = ~0ull;
     row.to.in[0] = a->in;
     row.to.out[0] = a->out;
     OH_UNROLL
@@ -82,60 +85,71 @@ OH_FN oh_row_view oh_row_view_of(const oh_args *a, oh_grid g, oh_u32 shots, oh_u
         row.to.in[k] = oh_ld_host_u64(OH_MEMBER(a->row, oh_row, in[r]));
         if (shots == 2) row.to.out[k] = oh_ld_host_u64(OH_MEMBER(a->row, oh_row, out[r]));
     }
-    if (g.thread + 1 < a->world) row.enter = oh_enter_address(a, g, g.thread + 1);
+    if (((a->in | a->out) & (OH_UNIT_BYTES - 1)) == 0)
+        row.direct = (oh_u64)OH_ROW_DIRECT << 32 | a->tag;
+    if (g.thread + 1 < a->world) {
+        row.tell = oh_tell_address(a, g, g.thread + 1);
+        row.hear = oh_hear_address(a, g, g.thread + 1);
+    }
     return row;
 }
 
-/* Is it this call's row, filled for it? One that would have a thread store to nowhere, or access
- * unaligned memory, is not. */
-OH_FN oh_u32 oh_row_fits(const oh_args *a, oh_u32 tag, oh_u32 mode, const oh_reach *to,
-                         oh_u32 shots) {
-    if (tag != a->tag) return 0;
-    if (mode == OH_ROW_STAGED) return 1;
-    return mode == OH_ROW_DIRECT && ((a->in | a->out) & (OH_UNIT_BYTES - 1)) == 0 &&
-           (shots == 1 || to->out[1] != 0);
+/* Is it this call's row, filled for it, and does the call go by its addresses? One that would have a
+ * thread store to nowhere, or access unaligned memory, is not. */
+OH_FN oh_u32 oh_row_is_direct(const oh_row_view *row, oh_u32 shots) {
+    return row->head == row->direct && (shots == 1 || row->to.out[1] != 0);
+}
+
+/* A row by whose addresses the call does not go: the workspace serves, or the call is dead. All threads
+ * of all blocks see the same row. */
+OH_FN oh_u32 oh_row_refused(const oh_args *a, oh_grid g, oh_call_state c, const oh_row_view *row) {
+    const oh_u32 tag = (oh_u32)row->head;
+    if (tag == a->tag && (row->head >> 32) == OH_ROW_STAGED) return c.dead;
+    if (g.thread == 0 && !c.dead)
+        oh_fail(a, OH_FAIL_ROW, (oh_i32)a->rank, OH_SITE_ENTRY, c.epoch, a->tag, tag);
+    return 1;
 }
 
 /* ---- meetings ---------------------------------------------------------------------------------- */
-/* Tells the same block of each peer; `released`: with all stores of the block, after a barrier. */
-OH_FN void oh_tell_peers(const oh_args *a, oh_grid g, oh_u64 enter, oh_u32 which, oh_u32 released,
+/* Tells the same block of each peer, thread t the (t+1)-th next rank; `released`: with all stores of
+ * the block, after a barrier. */
+OH_FN void oh_tell_peers(const oh_args *a, oh_grid g, oh_u64 first, oh_u32 which, oh_u32 released,
                          oh_u32 epoch) {
     const oh_u64 word = (oh_u64)1 << 32 | epoch;
     oh_u32 k;
     oh_boundary_fence();
-    OH_NO_UNROLL
-    for (k = g.thread + 1; k < a->world; k += g.threads) {
-        if (k != g.thread + 1) enter = oh_enter_address(a, g, k);
+    OH_PEERS(k, g, a->world) {
+        const oh_u64 p =
+            (k == g.thread + 1 ? first : oh_tell_address(a, g, k)) + which * OH_SIGNAL_KIND_BYTES;
         if (released)
-            oh_st_release_sys_u64(enter + which * OH_SIGNAL_KIND_BYTES, word);
+            oh_st_release_sys_u64(p, word);
         else
-            oh_st_relaxed_sys_u64(enter + which * OH_SIGNAL_KIND_BYTES, word);
+            oh_st_relaxed_sys_u64(p, word);
     }
 }
 
-/* Waits, each thread for itself, until the same block of every peer has told. 0: the communicator
+OH_SLOW_FN oh_u32 oh_hear_slowly(const oh_args *a, oh_u64 p, oh_u32 what, oh_u32 epoch) {
+    return oh_signal_await(a, p, what, epoch, 1);
+}
+
+/* Waits until the same block of every peer has told; thread t hears whom it tells. 0: the communicator
  * died. */
-OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u32 which, oh_u32 epoch, oh_u32 world) {
+OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u64 first, oh_u32 which, oh_u32 epoch) {
     const oh_u32 site = which == OH_SIGNAL_ENTER ? OH_SITE_PULL_ENTER : OH_SITE_PULL_EXIT;
-    oh_u32 n = 0, k, missing = 1;
-    OH_NO_UNROLL
-    while (world && missing && n++ < OH_POLLS) {
-        missing = 0;
-        OH_UNROLL
-        for (k = 1; k < world; k++)
-            missing |= !oh_signal_reached(oh_ld_relaxed_sys_u64(oh_signal_address(
-                                              a, g.block, which, oh_next_rank(a, k), a->rank)),
-                                          epoch, 1);
-    }
-    OH_NO_UNROLL
-    for (k = 1; k < a->world && OH_UNLIKELY(missing); k++) {
-        const oh_u32 peer = oh_next_rank(a, k);
-        if (!oh_signal_await(a, oh_signal_address(a, g.block, which, peer, a->rank),
-                             OH_WAIT_FOR(site, peer, g.thread == 0), epoch, 1))
-            return 0;
+    oh_u32 k, n, alive = 1;
+    OH_PEERS(k, g, a->world) {
+        const oh_u64 p =
+            (k == g.thread + 1 ? first : oh_hear_address(a, g, k)) + which * OH_SIGNAL_KIND_BYTES;
+        n = 0;
+        OH_NO_UNROLL
+        while (!oh_signal_reached(oh_ld_relaxed_sys_u64(p), epoch, 1) && ++n < OH_POLLS) {
+        }
+        if (OH_UNLIKELY(n == OH_POLLS) && alive)
+            alive =
+                oh_hear_slowly(a, p, OH_WAIT_FOR(site, oh_next_rank(a, k), g.thread == 0), epoch);
     }
     oh_boundary_fence();
-    return 1;
+    return alive;
 }
 
 /* ---- data -------------------------------------------------------------------------------------- */
@@ -143,13 +157,13 @@ OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u32 which, oh_u32 epo
 #define OH_DIRECT_MOST         4
 #define OH_DIRECT_UNITS(world) ((world) == 2 ? 4u : (world) <= 4 ? 2u : 1u)
 
-/* Sums the units at `at`, at + step, ...; of a batch that is not `full` those before `end`. */
+/* Sums `units` units at `at`, at + step, ...; of a batch that is not `full` those before `end`. */
 OH_FN void oh_direct_batch(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step, oh_u64 end,
-                           oh_u32 full, oh_u32 outs, oh_u32 dtype, oh_u32 world) {
+                           oh_u32 units, oh_u32 full, oh_u32 outs, oh_u32 dtype, oh_u32 world) {
     oh_unit v[OH_DIRECT_MOST][OH_MAX_RANKS];
     oh_u32 j, k;
     OH_UNROLL
-    for (j = 0; j < OH_DIRECT_UNITS(world); j++) {
+    for (j = 0; j < units; j++) {
         OH_UNROLL
         for (k = 0; k < world; k++) v[j][k] = oh_unit_armed(); /* to be defined */
         if (!full && j && at + j * step >= end) continue;
@@ -158,7 +172,7 @@ OH_FN void oh_direct_batch(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u
         v[j][0] = oh_ld_unit(to->in[0] + at + j * step);
     }
     OH_UNROLL
-    for (j = 0; j < OH_DIRECT_UNITS(world); j++) {
+    for (j = 0; j < units; j++) {
         oh_unit sum;
         if (!full && j && at + j * step >= end) continue;
         sum = oh_sum_finished(a, oh_add_turned(v[j], a->rank, dtype, world), at + j * step, dtype);
@@ -197,20 +211,36 @@ OH_FN void oh_direct_unit(const oh_args *a, oh_u64 at, oh_u64 left, oh_u32 outs,
     oh_direct_store(a->out + at, left, v, dtype);
 }
 
-/* This thread's units of the bytes to `end`: at, at + step, ... */
+/* The same out of the way, for the end of a message. */
+OH_SLOW_FN void oh_direct_end(const oh_args *a, oh_u64 at, oh_u64 left, oh_u32 outs, oh_u32 dtype) {
+    oh_direct_unit(a, at, left, outs, dtype);
+}
+
+/* This thread's units of the bytes to `end`: at, at + step, ... A message of one unit a thread has a way
+ * of its own: a small call lasts as long as its instructions take. */
 OH_FN void oh_direct_reduce(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step,
                             oh_u64 end, oh_u32 outs, oh_u32 dtype, oh_u32 world) {
     const oh_u64 whole = end & ~(oh_u64)(OH_UNIT_BYTES - 1);
     const oh_u64 ahead = (OH_DIRECT_UNITS(world) - 1) * step;
-    if (world) {
+    if (!world) {
+        OH_NO_UNROLL
+        for (; at < end; at += step) oh_direct_unit(a, at, end - at, outs, dtype);
+        return;
+    }
+    if (OH_LIKELY(at + step >= whole)) {
+        if (at < whole) {
+            oh_direct_batch(a, to, at, step, whole, 1, 1, outs, dtype, world);
+            at += step;
+        }
+    } else {
         OH_NO_UNROLL
         for (; at + ahead < whole; at += ahead + step)
-            oh_direct_batch(a, to, at, step, whole, 1, outs, dtype, world);
-        if (ahead && at < whole) oh_direct_batch(a, to, at, step, whole, 0, outs, dtype, world);
-        while (ahead && at < whole) at += step;
+            oh_direct_batch(a, to, at, step, whole, OH_DIRECT_UNITS(world), 1, outs, dtype, world);
+        if (at < whole)
+            oh_direct_batch(a, to, at, step, whole, OH_DIRECT_UNITS(world), 0, outs, dtype, world);
+        while (at < whole) at += step;
     }
-    OH_NO_UNROLL
-    for (; at < end; at += step) oh_direct_unit(a, at, end - at, outs, dtype);
+    if (OH_UNLIKELY(at < end)) oh_direct_end(a, at, end - at, outs, dtype);
 }
 
 /* ---- calls ------------------------------------------------------------------------------------- */
@@ -236,35 +266,20 @@ OH_FN void oh_pull_direct(const oh_args *a, oh_grid g, oh_call_state c, const oh
     oh_span part;
     part.begin = 0;
     part.end = bytes;
-    if (!c.dead) oh_tell_peers(a, g, row->enter, OH_SIGNAL_ENTER, 0, c.epoch);
+    if (!c.dead) oh_tell_peers(a, g, row->tell, OH_SIGNAL_ENTER, 0, c.epoch);
     if (a->early_trigger) oh_pdl_trigger();
     if (shots == 2) part = oh_direct_shard(a, bytes, world);
     part.begin += (oh_u64)(g.block * g.threads + g.thread) * OH_UNIT_BYTES;
-    if (!c.dead) c.dead = !oh_hear_peers(a, g, OH_SIGNAL_ENTER, c.epoch, world);
+    if (!c.dead) c.dead = !oh_hear_peers(a, g, row->hear, OH_SIGNAL_ENTER, c.epoch);
+    c.dead = oh_group_any(c.dead);
     if (!c.dead)
         oh_direct_reduce(a, &row->to, part.begin, step, part.end, shots == 2, dtype, world);
-    if (shots == 2)
-        c.dead = oh_group_any(c.dead);
-    else
-        oh_group_sync();
-    if (!c.dead) oh_tell_peers(a, g, row->enter, OH_SIGNAL_EXIT, shots == 2, c.epoch);
-    if (!c.dead) c.dead = !oh_hear_peers(a, g, OH_SIGNAL_EXIT, c.epoch, world);
+    oh_group_sync();
+    if (g.thread >= OH_WARP) return;
+    if (!c.dead) oh_tell_peers(a, g, row->tell, OH_SIGNAL_EXIT, shots == 2, c.epoch);
+    if (!c.dead) c.dead = !oh_hear_peers(a, g, row->hear, OH_SIGNAL_EXIT, c.epoch);
+    if (g.threads > OH_WARP) g.threads = OH_WARP;
     oh_call_leave(a, g, c);
-}
-
-/* A call with a row, up to its end if it goes by the row's addresses: 1. Else the workspace serves,
- * or the call is dead: all threads of all blocks see the same row, and none uses it. */
-OH_FN oh_u32 oh_pull_by_row(const oh_args *a, oh_grid g, oh_call_state *c, const oh_row_view *row,
-                            oh_u32 shots, oh_u32 dtype, oh_u32 world) {
-    const oh_u32 tag = (oh_u32)row->head, mode = (oh_u32)(row->head >> 32);
-    if (OH_UNLIKELY(!oh_row_fits(a, tag, mode, &row->to, shots))) {
-        if (g.thread == 0 && !c->dead)
-            oh_fail(a, OH_FAIL_ROW, (oh_i32)a->rank, OH_SITE_ENTRY, c->epoch, a->tag, tag);
-        c->dead = 1;
-    }
-    if (mode != OH_ROW_DIRECT) return 0;
-    oh_pull_direct(a, g, *c, row, shots, dtype, world);
-    return 1;
 }
 
 #endif
