@@ -24,14 +24,18 @@
  * sees the word loads nothing more in this kernel that a peer has written, and the kernel's end
  * stands between it and all who will: no acquire.
  *
- * Two barriers in a call: behind the threads that hear the enters, one a peer, since all warps of a wide
- * grid that poll the same words keep them from arriving (1 MiB with 128 x 512: 0.9 us); and before the
- * exits are told. After that one the first warp alone tells, hears, triggers and writes the epoch words,
- * which all threads of the block have read by then; the others are done.
+ * One barrier in a call. Every thread looks at the peers' words for itself: warps that poll the
+ * same lines cost less than a barrier behind one that polls (0.1 us a call). The words stay while they
+ * do: a peer writes enter again in its next call, which it begins after this block's exit, sent behind
+ * the barrier; and exit again after this block's enter of the next call. For the same reason the block
+ * may trigger and write its epoch words without another barrier: what one thread has seen has come
+ * for all.
  *
- * Threads may differ in `dead`: the mark in the epoch word may come between their loads of it. The first
- * barrier makes them agree: an exit of 2shot promises sums, so one thread that is dead keeps it back
- * from all peers.
+ * Threads may differ in `dead`: the mark in the epoch word may come between their loads of it, and
+ * one may give up an enter that another has just seen. 1shot does not ask: an exit promises only
+ * that the block will not read any more, which is as true of a thread that gave up; the own rank
+ * fails by its record. In 2shot an exit promises sums, so one thread that is dead keeps it back from
+ * all peers.
  *
  * In place: a position of a shard is read, on any rank, only by the shard's owner, whose thread has
  * the terms in registers when it stores the sum. 1shot would overwrite what a peer still reads: the
@@ -64,14 +68,11 @@ OH_FN oh_u64 oh_tell_address(const oh_args *a, oh_grid g, oh_u32 k) {
     return oh_signal_address(a, g.block, OH_SIGNAL_ENTER, a->rank, oh_next_rank(a, k));
 }
 
-OH_FN oh_u64 oh_hear_address(const oh_args *a, oh_grid g, oh_u32 k) {
-    return oh_signal_address(a, g.block, OH_SIGNAL_ENTER, oh_next_rank(a, k), a->rank);
-}
-
 OH_FN oh_row_view oh_row_view_of(const oh_args *a, oh_grid g, oh_u32 shots, oh_u32 world) {
     oh_row_view row;
     oh_u32 k;
-    row.head = row.tell = row.hear = 0;
+    row.head = row.tell = 0;
+    row.hear = oh_signal_address(a, g.block, OH_SIGNAL_ENTER, 0, a->rank);
     row.direct = ~0ull;
     row.to.in[0] = a->in;
     row.to.out[0] = a->out;
@@ -87,10 +88,7 @@ OH_FN oh_row_view oh_row_view_of(const oh_args *a, oh_grid g, oh_u32 shots, oh_u
     }
     if (((a->in | a->out) & (OH_UNIT_BYTES - 1)) == 0)
         row.direct = (oh_u64)OH_ROW_DIRECT << 32 | a->tag;
-    if (g.thread + 1 < a->world) {
-        row.tell = oh_tell_address(a, g, g.thread + 1);
-        row.hear = oh_hear_address(a, g, g.thread + 1);
-    }
+    if (g.thread + 1 < a->world) row.tell = oh_tell_address(a, g, g.thread + 1);
     return row;
 }
 
@@ -128,26 +126,34 @@ OH_FN void oh_tell_peers(const oh_args *a, oh_grid g, oh_u64 first, oh_u32 which
     }
 }
 
-OH_SLOW_FN oh_u32 oh_hear_slowly(const oh_args *a, oh_u64 p, oh_u32 what, oh_u32 epoch) {
-    return oh_signal_await(a, p, what, epoch, 1);
+/* What is left when peers have not told within OH_POLLS looks. 0: the communicator died. */
+OH_SLOW_FN oh_u32 oh_hear_slowly(const oh_args *a, oh_u64 words, oh_u32 site, oh_u32 epoch,
+                                 oh_i32 looks_at_host) {
+    oh_u32 k;
+    for (k = 1; k < a->world; k++) {
+        const oh_u32 peer = oh_next_rank(a, k);
+        if (!oh_signal_await(a, words + 8 * peer, OH_WAIT_FOR(site, peer, looks_at_host), epoch, 1))
+            return 0;
+    }
+    return 1;
 }
 
-/* Waits until the same block of every peer has told; thread t hears whom it tells. 0: the communicator
+/* Waits, each thread for itself, until the same block of every peer has told. 0: the communicator
  * died. */
-OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u64 first, oh_u32 which, oh_u32 epoch) {
+OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u64 words, oh_u32 which, oh_u32 epoch,
+                           oh_u32 world) {
     const oh_u32 site = which == OH_SIGNAL_ENTER ? OH_SITE_PULL_ENTER : OH_SITE_PULL_EXIT;
-    oh_u32 k, n, alive = 1;
-    OH_PEERS(k, g, a->world) {
-        const oh_u64 p =
-            (k == g.thread + 1 ? first : oh_hear_address(a, g, k)) + which * OH_SIGNAL_KIND_BYTES;
-        n = 0;
-        OH_NO_UNROLL
-        while (!oh_signal_reached(oh_ld_relaxed_sys_u64(p), epoch, 1) && ++n < OH_POLLS) {
-        }
-        if (OH_UNLIKELY(n == OH_POLLS) && alive)
-            alive =
-                oh_hear_slowly(a, p, OH_WAIT_FOR(site, oh_next_rank(a, k), g.thread == 0), epoch);
+    oh_u32 n = 0, k, missing = 1, alive = 1;
+    words += which * OH_SIGNAL_KIND_BYTES;
+    OH_NO_UNROLL
+    while (world && missing && n++ < OH_POLLS) {
+        missing = 0;
+        OH_UNROLL
+        for (k = 1; k < world; k++)
+            missing |=
+                !oh_signal_reached(oh_ld_relaxed_sys_u64(words + 8 * oh_next_rank(a, k)), epoch, 1);
     }
+    if (OH_UNLIKELY(missing)) alive = oh_hear_slowly(a, words, site, epoch, g.thread == 0);
     oh_boundary_fence();
     return alive;
 }
@@ -155,7 +161,7 @@ OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u64 first, oh_u32 whi
 /* ---- data -------------------------------------------------------------------------------------- */
 /* Units of every rank that a thread has in flight at once: 32 registers of data. */
 #define OH_DIRECT_MOST         4
-#define OH_DIRECT_UNITS(world) ((world) == 2 ? 4u : (world) <= 4 ? 2u : 1u)
+#define OH_DIRECT_UNITS(world) ((world) == 2 ? 2u : (world) <= 4 ? 2u : 1u)
 
 /* Sums `units` units at `at`, at + step, ...; of a batch that is not `full` those before `end`. */
 OH_FN void oh_direct_batch(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step, oh_u64 end,
@@ -270,15 +276,15 @@ OH_FN void oh_pull_direct(const oh_args *a, oh_grid g, oh_call_state c, const oh
     if (a->early_trigger) oh_pdl_trigger();
     if (shots == 2) part = oh_direct_shard(a, bytes, world);
     part.begin += (oh_u64)(g.block * g.threads + g.thread) * OH_UNIT_BYTES;
-    if (!c.dead) c.dead = !oh_hear_peers(a, g, row->hear, OH_SIGNAL_ENTER, c.epoch);
-    c.dead = oh_group_any(c.dead);
+    if (!c.dead) c.dead = !oh_hear_peers(a, g, row->hear, OH_SIGNAL_ENTER, c.epoch, world);
     if (!c.dead)
         oh_direct_reduce(a, &row->to, part.begin, step, part.end, shots == 2, dtype, world);
-    oh_group_sync();
-    if (g.thread >= OH_WARP) return;
+    if (shots == 2)
+        c.dead = oh_group_any(c.dead);
+    else
+        oh_group_sync();
     if (!c.dead) oh_tell_peers(a, g, row->tell, OH_SIGNAL_EXIT, shots == 2, c.epoch);
-    if (!c.dead) c.dead = !oh_hear_peers(a, g, row->hear, OH_SIGNAL_EXIT, c.epoch);
-    if (g.threads > OH_WARP) g.threads = OH_WARP;
+    if (!c.dead) c.dead = !oh_hear_peers(a, g, row->hear, OH_SIGNAL_EXIT, c.epoch, world);
     oh_call_leave(a, g, c);
 }
 
