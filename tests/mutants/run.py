@@ -110,15 +110,15 @@ def main():
     options.add_argument("--repeat", type=int, default=1)
     options.add_argument("--only", default="")
     options.add_argument("--keep", default="")
-    options.add_argument("--half", action="store_true", help="every other row, those of even or of odd days: for time")
+    options.add_argument("--share", type=int, default=1, help="one row of so many, others on other days: for time")
     given = options.parse_args()
     work = pathlib.Path(given.keep or tempfile.mkdtemp(prefix="onehop-mutants-"))
     try:
         began = time.monotonic()
         objects = build_shared(given.cc, work)
         rows = [row for row in MUTANTS if given.only in row[0]]
-        if given.half:
-            rows = rows[int(time.time()) // 86400 % 2::2]
+        if given.share > 1:
+            rows = rows[int(time.time()) // 86400 % given.share::given.share]
         for program in (program for program in (LANES, PATHS, PULLS, PARTS, FUSED) if program in {row[1] for row in rows}):
             binary = build(given.cc, program, ROOT / "src", objects, work / program)
             for _ in range(given.repeat):
