@@ -189,10 +189,10 @@ static PyObject *communicator_all_reduce_with(Communicator *self, PyObject *cons
                                               Py_ssize_t count) {
     ext_call c;
     onehop_call way;
-    if (ext_check_count("all_reduce_with", count, count == 9 ? 9 : 10) ||
+    if (ext_check_count("all_reduce_with", count, count == 11 ? 11 : 12) ||
         ext_parse_call(args, &c) || ext_parse_way(args + 5, &way))
         return NULL;
-    if (count == 10) way.row = (uint32_t)PyLong_AsUnsignedLong(args[9]);
+    if (count == 12) way.row = (uint32_t)PyLong_AsUnsignedLong(args[11]);
     if (PyErr_Occurred() || enter(self)) return NULL;
     return none_or_raise(run(self, &c, &way));
 }
@@ -247,8 +247,8 @@ static PyMethodDef methods[] = {
         "all_reduce_tensors(in, out, stream) -> False, nothing done, for what is not contiguous, "
         "on the device, of the same supported type and shape"),
     METHOD(all_reduce_with, METH_FASTCALL,
-           "all_reduce_with(in, out, count, dtype, stream, algorithm, source, blocks, threads[, "
-           "row])"),
+           "all_reduce_with(in, out, count, dtype, stream, algorithm, source, blocks, threads, prefetch, "
+           "prefetch_bytes[, row])"),
     METHOD(row_take, METH_NOARGS, "reserves a row of the table of captured inputs"),
     METHOD(row_fill, METH_VARARGS, "row_fill(row, in, out): addresses by rank; in None: staged"),
     METHOD(row_release, METH_O, "row_release(row)"),

@@ -263,7 +263,7 @@ static PyObject *context_all_reduce_with(Context *self, PyObject *const *args, P
     ext_call c;
     onehop_call way;
     onehop_result result;
-    if (ext_check_count("all_reduce_with", count, 9) || ext_parse_call(args, &c) ||
+    if (ext_check_count("all_reduce_with", count, 11) || ext_parse_call(args, &c) ||
         ext_parse_way(args + 5, &way) || enter(self))
         return NULL;
     CALLING(self, result = onehop_all_reduce_with(self->context, c.in, c.out, c.count, c.dtype,
@@ -547,7 +547,8 @@ static PyMethodDef methods[] = {
         "all_reduce_tensors(in, out, stream) -> False, nothing done, for what is not contiguous, "
         "on the device, of the same supported type and shape"),
     METHOD(all_reduce_with, METH_FASTCALL,
-           "all_reduce_with(in, out, count, dtype, stream, algorithm, source, blocks, threads)"),
+           "all_reduce_with(in, out, count, dtype, stream, algorithm, source, blocks, threads, prefetch, "
+           "prefetch_bytes)"),
     METHOD(reduce_scatter, METH_FASTCALL, "reduce_scatter(in, out, count, dtype, stream)"),
     METHOD(all_gather, METH_FASTCALL, "all_gather(in, out, bytes, stream)"),
     METHOD(all_reduce_norm, METH_VARARGS,

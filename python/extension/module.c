@@ -76,6 +76,8 @@ int ext_parse_way(PyObject *const *args, onehop_call *call_out) {
     call_out->source = (onehop_source)PyLong_AsLong(args[1]);
     call_out->blocks = as_uint32(args[2]);
     call_out->threads = as_uint32(args[3]);
+    call_out->prefetch = PyLong_AsVoidPtr(args[4]);
+    call_out->prefetch_bytes = PyLong_AsSize_t(args[5]);
     return PyErr_Occurred() ? -1 : 0;
 }
 

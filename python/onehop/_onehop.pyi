@@ -79,6 +79,8 @@ class Context:
         source: int,
         blocks: int,
         threads: int,
+        prefetch: int,
+        prefetch_bytes: int,
         /,
     ) -> None: ...
     def reduce_scatter(self, in_: int, out: int, count: int, dtype: int, stream: int, /) -> None: ...
@@ -194,6 +196,8 @@ class Communicator:
         source: int,
         blocks: int,
         threads: int,
+        prefetch: int,
+        prefetch_bytes: int,
         row: int = 0,
         /,
     ) -> None: ...

@@ -96,6 +96,7 @@ class Rank:
         for name in "1shot_push", "2shot_push", "1shot_pull", "2shot_pull":
             given = self.values(self.rank, 5000, self.torch.bfloat16)
             self.equal(ar.all_reduce(given, algorithm=name), self.sum(5000, self.torch.bfloat16), name)
+            self.equal(ar.all_reduce(given, algorithm=name, prefetch=given), self.sum(5000, self.torch.bfloat16), name)
         ar.synchronize()
         choice = ar.would_use(given)
         before = ar.stats().calls_by.get(choice.algorithm, 0)

@@ -371,7 +371,7 @@ int main(void) {
     setenv("ONEHOP_CACHE_DIR", root, 1);
     gpu_apart(first_time, NULL);
     gpu_apart(second_time, NULL);
-    CHECK_INT(4, damage());
+    CHECK(damage() >= 4); /* each way of damage once at least */
     gpu_apart(mended, NULL);
     gpu_apart(second_time, NULL);
     if (gpus > 1) run(GPU_PROCESSES, 2, preparing, &(double){0.05}, false);

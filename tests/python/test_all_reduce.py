@@ -56,6 +56,9 @@ def kinds(rank, world_size):
                 ar.all_reduce(exact(rank, 5000, torch.bfloat16), algorithm=name),
                 exact_sum(world_size, 5000, torch.bfloat16),
             )
+        weights = torch.ones(1000 * (1 + rank))  # each rank its own, or none
+        given = exact(rank, 12, torch.float32).reshape(3, 4)
+        assert torch.equal(ar.all_reduce(given, prefetch=weights if rank else None), want)
         asked = ar.would_use(torch.empty(5000, dtype=torch.bfloat16))
         before = ar.stats().calls_by.get(asked.algorithm, 0)
         ar.all_reduce(torch.zeros(5000, dtype=torch.bfloat16))

@@ -159,7 +159,7 @@ def test_arguments_are_refused():
     with pytest.raises(OverflowError):
         context.all_reduce(data.address, data.address, -1, FLOAT, 0)
     with pytest.raises(OverflowError):
-        context.all_reduce_with(data.address, data.address, 3, FLOAT, 0, 0, 0, 1 << 40, 0)
+        context.all_reduce_with(data.address, data.address, 3, FLOAT, 0, 0, 0, 1 << 40, 0, 0, 0)
     context.destroy()
     context.destroy()
     assert context.closed
@@ -303,7 +303,7 @@ def test_capture_and_replay():
         call = (given.address, got.address, 4096, FLOAT, stream.handle)
         context.capture_begin()
         stream.capture_begin()
-        context.all_reduce_with(*call, onehop.Algorithm.ONESHOT_PULL, onehop.Source.GRAPH, 0, 0)
+        context.all_reduce_with(*call, onehop.Algorithm.ONESHOT_PULL, onehop.Source.GRAPH, 0, 0, 0, 0)
         context.all_reduce(*call)
         graph = stream.capture_end()
         inputs = context.capture_inputs()
@@ -331,7 +331,7 @@ def test_capture_over_addresses_of_the_caller():
         given, got = area.address + 4 * skip, area.address + 4 * (skip + 2048)
         context.capture_begin()
         stream.capture_begin()
-        way = onehop.Algorithm.ONESHOT_PULL, onehop.Source.GRAPH, 0, 0
+        way = onehop.Algorithm.ONESHOT_PULL, onehop.Source.GRAPH, 0, 0, 0, 0
         context.all_reduce_with(given, got, 1024, FLOAT, stream.handle, *way)
         graph = stream.capture_end()
         places[rank] = context.capture_inputs()[0]

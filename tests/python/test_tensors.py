@@ -189,6 +189,17 @@ def test_a_way_by_name(ar):
     assert found.value.code == onehop.Result.ALGORITHM
 
 
+def test_prefetch(ar):
+    given, weights = plain(5), torch.ones(100, 3, requires_grad=True)
+    assert torch.equal(ar.all_reduce(given, prefetch=weights), given)
+    assert ar.all_reduce_(given, prefetch=weights[10:20]) is given
+    assert torch.equal(ar.all_reduce(given, prefetch=weights[:0]), given)
+    with pytest.raises(onehop.ArgumentError, match="contiguous"):
+        ar.all_reduce(given, prefetch=weights.t())
+    with pytest.raises(onehop.ArgumentError, match="prefetch: expected a torch.Tensor"):
+        ar.all_reduce_(given, prefetch=[1.0])
+
+
 def test_would_use(ar):
     given = plain(5)
     choice = ar.would_use(given)
