@@ -65,14 +65,19 @@ OH_FN float oh_unit_squares(oh_unit v, oh_u32 dtype) {
     return low + ((s.f[4] * s.f[4] + s.f[5] * s.f[5]) + (s.f[6] * s.f[6] + s.f[7] * s.f[7]));
 }
 
+OH_FN float oh_norm_inverse(const oh_norm_args *n, float squares) {
+    return oh_reciprocal_f32(oh_sqrt_f32(squares * n->inverse_hidden + n->eps));
+}
+
 OH_FN oh_sum oh_norm_values(oh_unit r, oh_unit weight, float inverse, oh_u32 plus_one,
                             oh_u32 dtype) {
     const oh_sum w = oh_sum_of(weight, dtype);
+    const float more = plus_one ? 1.0f : -0.0f; /* to add -0 changes nothing */
     oh_sum y = oh_sum_of(r, dtype);
     oh_u32 i;
     OH_UNROLL
     for (i = 0; i < (dtype == OH_F32 ? 4u : 8u); i++)
-        y.f[i] = y.f[i] * inverse * (plus_one ? w.f[i] + 1.0f : w.f[i]);
+        y.f[i] = y.f[i] * inverse * (w.f[i] + more);
     return y;
 }
 
@@ -118,8 +123,7 @@ OH_FN void oh_norm_row(const oh_norm_args *n, oh_grid g, oh_u32 row, const oh_un
         }
         squares[OH_KEPT(lane, 0, n->lanes)] = sum;
     }
-    inverse = oh_div_f32(
-        1.0f, oh_sqrt_f32(oh_group_sum(squares, n->lanes, turn) * n->inverse_hidden + n->eps));
+    inverse = oh_norm_inverse(n, oh_group_sum(squares, n->lanes, turn));
     if (n->row_scales) {
         scale = oh_norm_row_scale(n, g, r, w, inverse, turn, alive, dtype);
         if (g.thread == 0 && alive) oh_st_u32(n->row_scales + 4ull * row, oh_bits_of_f32(scale));

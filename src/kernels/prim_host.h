@@ -260,6 +260,9 @@ OH_FN oh_u32 oh_canonical_f32(float f) {
 OH_FN float oh_div_f32(float a, float b) {
     return a / b;
 }
+OH_FN float oh_reciprocal_f32(float f) {
+    return 1.0f / f;
+}
 OH_FN float oh_sqrt_f32(float f) {
 #if defined(__x86_64__)
     return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(f)));
