@@ -69,15 +69,21 @@ OH_FN float oh_norm_inverse(const oh_norm_args *n, float squares) {
     return oh_reciprocal_f32(oh_sqrt_f32(squares * n->inverse_hidden + n->eps));
 }
 
-OH_FN oh_sum oh_norm_values(oh_unit r, oh_unit weight, float inverse, oh_u32 plus_one,
-                            oh_u32 dtype) {
-    const oh_sum w = oh_sum_of(weight, dtype);
-    const float more = plus_one ? 1.0f : -0.0f; /* to add -0 changes nothing */
+/* What a unit of values is multiplied by. To add -0 changes nothing. */
+OH_FN oh_sum oh_norm_factors(oh_unit weight, oh_u32 plus_one, oh_u32 dtype) {
+    const float more = plus_one ? 1.0f : -0.0f;
+    oh_sum w = oh_sum_of(weight, dtype);
+    oh_u32 i;
+    OH_UNROLL
+    for (i = 0; i < (dtype == OH_F32 ? 4u : 8u); i++) w.f[i] += more;
+    return w;
+}
+
+OH_FN oh_sum oh_norm_values(oh_unit r, oh_sum factors, float inverse, oh_u32 dtype) {
     oh_sum y = oh_sum_of(r, dtype);
     oh_u32 i;
     OH_UNROLL
-    for (i = 0; i < (dtype == OH_F32 ? 4u : 8u); i++)
-        y.f[i] = y.f[i] * inverse * (w.f[i] + more);
+    for (i = 0; i < (dtype == OH_F32 ? 4u : 8u); i++) y.f[i] = y.f[i] * inverse * factors.f[i];
     return y;
 }
 
@@ -92,7 +98,8 @@ OH_FN float oh_norm_row_scale(const oh_norm_args *n, oh_grid g, const oh_unit *r
         for (i = 0; i < OH_NORM_UNITS; i++) {
             const oh_u32 at = OH_KEPT(lane, i, n->lanes);
             if (alive && lane + i * n->lanes < n->call.units) {
-                const oh_sum y = oh_norm_values(r[at], w[at], inverse, n->plus_one, dtype);
+                const oh_sum y = oh_norm_values(r[at], oh_norm_factors(w[at], n->plus_one, dtype),
+                                                inverse, dtype);
                 OH_UNROLL
                 for (k = 0; k < (dtype == OH_F32 ? 4u : 8u); k++)
                     m = oh_max_f32(m, oh_max_f32(y.f[k], -y.f[k]));
@@ -133,7 +140,8 @@ OH_FN void oh_norm_row(const oh_norm_args *n, oh_grid g, oh_u32 row, const oh_un
         for (i = 0; i < OH_NORM_UNITS; i++) {
             const oh_u32 u = lane + i * n->lanes, at = OH_KEPT(lane, i, n->lanes);
             if (alive && u < n->call.units) {
-                const oh_sum y = oh_norm_values(r[at], w[at], inverse, n->plus_one, dtype);
+                const oh_sum y = oh_norm_values(r[at], oh_norm_factors(w[at], n->plus_one, dtype),
+                                                inverse, dtype);
                 if (n->call.out)
                     oh_row_store(n, n->call.out + row * n->out_stride, u, oh_sum_rounded(y, dtype),
                                  dtype);

@@ -95,13 +95,14 @@ OH_FN oh_i32 oh_norm_await_units(const oh_args *a, oh_u64 at, oh_u64 apart, oh_u
 OH_FN oh_call_state oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world,
                                  oh_u32 each) {
     const oh_args *a = &n->call;
-    /* Two units of 7 sources and all else do not fit in registers. */
-    const oh_u32 together = world > 4 ? 1 : each;
+    /* Two units of more sources than one and all else do not fit in registers. */
+    const oh_u32 together = world > 2 ? 1 : each;
     const oh_u32 stride = g.blocks - 1;
     const oh_u64 apart = (oh_u64)n->lanes * OH_UNIT_BYTES;
     const oh_u64 step = (oh_u64)stride * a->units * OH_UNIT_BYTES;
     oh_unit own[OH_KEPT_ROOM(2)], next[OH_KEPT_ROOM(2)], residual[OH_KEPT_ROOM(2)];
     oh_unit r[OH_KEPT_ROOM(2)], weight[OH_KEPT_ROOM(2)];
+    oh_sum factors[OH_KEPT_ROOM(2)];
     oh_u64 in = a->in + g.block * n->in_stride, out = a->out + g.block * n->out_stride;
     oh_u64 residual_in = n->residual_in + g.block * n->residual_in_stride;
     oh_u64 residual_out = n->residual_out + g.block * n->residual_out_stride, place;
@@ -113,8 +114,7 @@ OH_FN oh_call_state oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype,
     /* To add -0 changes nothing: no residual needs no code of its own. */
     OH_LANES(lane, g, n->lanes) {
         OH_UNROLL
-        for (i = 0; i < each; i++)
-            residual[OH_KEPT(lane, i, n->lanes)] = oh_unit_minus_zero(dtype);
+        for (i = 0; i < each; i++) residual[OH_KEPT(lane, i, n->lanes)] = oh_unit_minus_zero(dtype);
     }
     if (n->residual_in) oh_norm_load(n, g, residual_in, residual, each);
     oh_norm_load(n, g, n->weight, weight, each);
@@ -124,6 +124,12 @@ OH_FN oh_call_state oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype,
     if (a->early_trigger) oh_pdl_trigger();
     in += stride * n->in_stride;
     if (row + stride < n->rows) oh_norm_load(n, g, in, next, each);
+    OH_LANES(lane, g, n->lanes) {
+        OH_UNROLL
+        for (i = 0; i < each; i++)
+            factors[OH_KEPT(lane, i, n->lanes)] = oh_sum_here(
+                oh_norm_factors(weight[OH_KEPT(lane, i, n->lanes)], n->plus_one, dtype), dtype);
+    }
     OH_NO_UNROLL
     for (;;) {
         const oh_u32 more = row + stride < n->rows;
@@ -138,6 +144,10 @@ OH_FN oh_call_state oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype,
                 /* Where registers allow it before the wait. */
                 oh_sum mine = oh_sum_of(own[OH_KEPT(lane, i, n->lanes)], dtype);
                 oh_sum plus = oh_sum_of(residual[OH_KEPT(lane, i, n->lanes)], dtype);
+                if (each == 1) {
+                    mine = oh_sum_here(mine, dtype);
+                    plus = oh_sum_here(plus, dtype);
+                }
                 if (first < units &&
                     !oh_norm_await_units(a, at, apart, together == 2 && first + n->lanes < units, v,
                                          c.epoch, g.thread == 0, world))
@@ -176,7 +186,7 @@ OH_FN oh_call_state oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype,
             OH_UNROLL
             for (i = 0; i < each; i++) {
                 const oh_u32 u = lane + i * n->lanes, k = OH_KEPT(lane, i, n->lanes);
-                const oh_sum y = oh_norm_values(r[k], weight[k], inverse, n->plus_one, dtype);
+                const oh_sum y = oh_norm_values(r[k], factors[k], inverse, dtype);
                 if (u < units)
                     oh_st_unit(out + (oh_u64)u * OH_UNIT_BYTES, oh_sum_rounded(y, dtype));
             }
@@ -249,18 +259,20 @@ OH_FN oh_call_state oh_norm_general(const oh_norm_args *n, oh_grid g, oh_u32 dty
 OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_args *a = &n->call;
     const oh_u32 fast = !OH_PUSH_WHOLE_CHUNK && world && a->chunks == 1 && a->whole == a->units &&
-                        a->units <= 2 * n->lanes && !n->quantised && g.block < n->rows;
+                        a->units <= (world <= 4 ? 2 : 1) * n->lanes && !n->quantised &&
+                        g.block < n->rows;
     oh_call_state c;
     if (g.block + 1 < g.blocks && g.block < n->rows && g.thread < a->whole) {
         oh_prefetch(a->in + g.block * n->in_stride + (oh_u64)g.thread * OH_UNIT_BYTES);
         oh_prefetch(n->weight + (oh_u64)g.thread * OH_UNIT_BYTES);
-        oh_prefetch((n->residual_in ? n->residual_in + g.block * n->residual_in_stride : n->weight) +
-                    (oh_u64)g.thread * OH_UNIT_BYTES);
+        oh_prefetch(
+            (n->residual_in ? n->residual_in + g.block * n->residual_in_stride : n->weight) +
+            (oh_u64)g.thread * OH_UNIT_BYTES);
     }
     if (oh_call_enter(a, g)) return;
     if (OH_UNLIKELY(!fast))
         c = oh_norm_general(n, g, dtype, world);
-    else if (a->units <= n->lanes)
+    else if (world > 4 || a->units <= n->lanes)
         c = oh_norm_fast(n, g, dtype, world, 1);
     else
         c = oh_norm_fast(n, g, dtype, world, 2);

@@ -284,6 +284,13 @@ OH_FN oh_u32 oh_canonical_f32(float f) {
     return __float_as_uint(f);
 }
 
+/* The same value, which compilers would work out after a wait and not, as here, before it. */
+OH_FN float oh_here_f32(float f) {
+    float same;
+    asm volatile("mov.b32 %0, %1;" : "=f"(same) : "f"(f) : "memory");
+    return same;
+}
+
 /* Rounded correctly, as a host does: rsqrt.approx would give other bits. */
 OH_FN float oh_div_f32(float a, float b) {
     float f;

@@ -257,6 +257,9 @@ OH_FN oh_u32 oh_canonical_f32(float f) {
     return f != f ? 0x7fffffffu : oh_bits_of_f32(f);
 }
 
+OH_FN float oh_here_f32(float f) {
+    return f;
+}
 OH_FN float oh_div_f32(float a, float b) {
     return a / b;
 }

@@ -146,6 +146,13 @@ OH_FN oh_sum oh_sums_added(oh_sum s, oh_sum t, oh_u32 dtype) {
 OH_FN oh_sum oh_sum_add(oh_sum s, oh_unit v, oh_u32 dtype) {
     return oh_sums_added(s, oh_sum_of(v, dtype), dtype);
 }
+/* The same, worked out before what follows. */
+OH_FN oh_sum oh_sum_here(oh_sum s, oh_u32 dtype) {
+    oh_u32 i;
+    OH_UNROLL
+    for (i = 0; i < (dtype == OH_F32 ? 4u : 8u); i++) s.f[i] = oh_here_f32(s.f[i]);
+    return s;
+}
 OH_FN oh_unit oh_sum_rounded(oh_sum s, oh_u32 dtype) {
     oh_unit v;
     oh_u32 i;
