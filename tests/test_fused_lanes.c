@@ -42,7 +42,8 @@ typedef struct call {
     size_t rows, width; /* of q and k: width and 3 */
     uint32_t blocks;
     input_kind kind;
-    bool in_place; /* residual_out in residual_in */
+    bool in_place;   /* residual_out in residual_in */
+    bool two_a_lane; /* 64 lanes; of integers, whose squares add up exactly in any order */
     int held_rank, held_lane;
     /* Made before the ranks start. */
     uint16_t *x[ONEHOP_MAX_RANKS], *residual, *weight, *r, *y;
@@ -194,7 +195,7 @@ static void prepare(lanes_rank *own, size_t index) {
             2 * c->width;
         n->rows = (uint32_t)c->rows;
         n->row_bytes = (uint32_t)c->width * 2;
-        n->lanes = oh_lanes_of(a->call.units);
+        n->lanes = c->two_a_lane ? 64 : oh_lanes_of(a->call.units);
         n->eps = 1e-5f;
         n->inverse_hidden = 1.0f / (float)c->width;
         a->call.chunks = pieces(c, units * 16, &n->chunk_rows);
@@ -309,6 +310,28 @@ static void in_turn(const char *what, int world, int lanes, uint32_t first_epoch
     free(calls);
 }
 
+/* One-shot norms of whole rows in one chunk, which have a path of their own: a unit a lane and two, lanes with fewer,
+ * more rows than blocks, one lane held back. */
+static void whole_rows(const char *what, int world, size_t count) {
+    static const size_t widths[] = {8, 520, 96, 776, 1000, 1024};
+    call *calls = calloc(count, sizeof *calls);
+    uint64_t random = 77 + (uint64_t)world;
+    for (size_t i = 0; i < count; i++) {
+        call *c = &calls[i];
+        const uint64_t bits = random_next(&random);
+        c->two_a_lane = i % 2;
+        c->width = widths[i % 6];
+        c->rows = 1 + bits / 512 % (run.group.planes.slot_bytes / 2 / c->width);
+        c->blocks = grids[bits % 4];
+        c->kind = c->two_a_lane ? INPUT_INTEGERS : bits >> 40 & 1 ? INPUT_REAL : INPUT_SPECIAL;
+        c->in_place = bits >> 41 & 1;
+        c->held_rank = (int)(bits >> 42 & 0xff) % world;
+        c->held_lane = (int)(bits >> 60) % 2;
+    }
+    run_calls(what, world, 2, 0, calls, count);
+    free(calls);
+}
+
 static size_t scaled(size_t calls) {
     const size_t n = calls * percent / 100 / (HARNESS_SANITIZED ? 4 : 1);
     return n < 12 ? 12 : n;
@@ -324,6 +347,8 @@ int main(int argc, char **argv) {
     in_turn("counters about to wrap", 3, 2, 0xfffffffbu, 12, false);
     in_turn("many chunks, one lane held back", 3, 2, 0, scaled(24), true);
     in_turn("any grid after any grid", 4, 2, 0, scaled(60), false);
+    whole_rows("whole rows", 2, scaled(36));
+    whole_rows("whole rows", 4, scaled(24));
     lanes_push_whole_chunk = 1;
     in_turn("any grid after any grid", 3, 3, 0x7ffffffbu, scaled(60), false);
     if (percent == 100) in_turn("many chunks, one lane held back", 4, 2, 0, scaled(24), true);

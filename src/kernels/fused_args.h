@@ -16,13 +16,17 @@ typedef struct oh_norm_args {
     /* in: x; out: normed; units: of a row; whole: those of a row that are loaded and stored 16
      * bytes at once; chunk_bytes: of a sub-slot. */
     oh_args call;
-    oh_u64 residual_in, weight, residual_out, quantised, row_scales;
-    /* Bytes from row to row. */
-    oh_u64 in_stride, residual_in_stride, out_stride, residual_out_stride, quantised_stride;
-    oh_u32 rows, chunk_rows; /* of the message, of a whole chunk */
-    oh_u32 row_bytes, lanes;
-    oh_u32 plus_one; /* w = weight + 1 */
-    float eps, inverse_hidden, scale;
+    /* What the fast path reads comes first, as in oh_args. Strides: bytes from row to row. */
+    oh_u64 residual_in, weight, residual_out;
+    oh_u64 in_stride, residual_in_stride, out_stride, residual_out_stride;
+    oh_u64 quantised;
+    oh_u32 rows, lanes;
+    float eps, inverse_hidden;
+    oh_u32 plus_one;   /* w = weight + 1 */
+    oh_u32 chunk_rows; /* of a whole chunk */
+    oh_u64 row_scales, quantised_stride;
+    oh_u32 row_bytes;
+    float scale;
 } oh_norm_args;
 
 OH_STATIC_ASSERT(sizeof(oh_norm_args) == 704, norm_args);

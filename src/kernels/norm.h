@@ -65,14 +65,25 @@ OH_FN float oh_unit_squares(oh_unit v, oh_u32 dtype) {
     return low + ((s.f[4] * s.f[4] + s.f[5] * s.f[5]) + (s.f[6] * s.f[6] + s.f[7] * s.f[7]));
 }
 
-OH_FN oh_sum oh_norm_values(oh_unit r, oh_unit weight, float inverse, oh_u32 plus_one,
-                            oh_u32 dtype) {
-    const oh_sum w = oh_sum_of(weight, dtype);
+OH_FN float oh_norm_inverse(const oh_norm_args *n, float squares) {
+    return oh_reciprocal_f32(oh_sqrt_f32(squares * n->inverse_hidden + n->eps));
+}
+
+/* What a unit of values is multiplied by. To add -0 changes nothing. */
+OH_FN oh_sum oh_norm_factors(oh_unit weight, oh_u32 plus_one, oh_u32 dtype) {
+    const float more = plus_one ? 1.0f : -0.0f;
+    oh_sum w = oh_sum_of(weight, dtype);
+    oh_u32 i;
+    OH_UNROLL
+    for (i = 0; i < (dtype == OH_F32 ? 4u : 8u); i++) w.f[i] += more;
+    return w;
+}
+
+OH_FN oh_sum oh_norm_values(oh_unit r, oh_sum factors, float inverse, oh_u32 dtype) {
     oh_sum y = oh_sum_of(r, dtype);
     oh_u32 i;
     OH_UNROLL
-    for (i = 0; i < (dtype == OH_F32 ? 4u : 8u); i++)
-        y.f[i] = y.f[i] * inverse * (plus_one ? w.f[i] + 1.0f : w.f[i]);
+    for (i = 0; i < (dtype == OH_F32 ? 4u : 8u); i++) y.f[i] = y.f[i] * inverse * factors.f[i];
     return y;
 }
 
@@ -87,7 +98,8 @@ OH_FN float oh_norm_row_scale(const oh_norm_args *n, oh_grid g, const oh_unit *r
         for (i = 0; i < OH_NORM_UNITS; i++) {
             const oh_u32 at = OH_KEPT(lane, i, n->lanes);
             if (alive && lane + i * n->lanes < n->call.units) {
-                const oh_sum y = oh_norm_values(r[at], w[at], inverse, n->plus_one, dtype);
+                const oh_sum y = oh_norm_values(r[at], oh_norm_factors(w[at], n->plus_one, dtype),
+                                                inverse, dtype);
                 OH_UNROLL
                 for (k = 0; k < (dtype == OH_F32 ? 4u : 8u); k++)
                     m = oh_max_f32(m, oh_max_f32(y.f[k], -y.f[k]));
@@ -118,8 +130,7 @@ OH_FN void oh_norm_row(const oh_norm_args *n, oh_grid g, oh_u32 row, const oh_un
         }
         squares[OH_KEPT(lane, 0, n->lanes)] = sum;
     }
-    inverse = oh_div_f32(
-        1.0f, oh_sqrt_f32(oh_group_sum(squares, n->lanes, turn) * n->inverse_hidden + n->eps));
+    inverse = oh_norm_inverse(n, oh_group_sum(squares, n->lanes, turn));
     if (n->row_scales) {
         scale = oh_norm_row_scale(n, g, r, w, inverse, turn, alive, dtype);
         if (g.thread == 0 && alive) oh_st_u32(n->row_scales + 4ull * row, oh_bits_of_f32(scale));
@@ -129,7 +140,8 @@ OH_FN void oh_norm_row(const oh_norm_args *n, oh_grid g, oh_u32 row, const oh_un
         for (i = 0; i < OH_NORM_UNITS; i++) {
             const oh_u32 u = lane + i * n->lanes, at = OH_KEPT(lane, i, n->lanes);
             if (alive && u < n->call.units) {
-                const oh_sum y = oh_norm_values(r[at], w[at], inverse, n->plus_one, dtype);
+                const oh_sum y = oh_norm_values(r[at], oh_norm_factors(w[at], n->plus_one, dtype),
+                                                inverse, dtype);
                 if (n->call.out)
                     oh_row_store(n, n->call.out + row * n->out_stride, u, oh_sum_rounded(y, dtype),
                                  dtype);

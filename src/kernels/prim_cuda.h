@@ -288,10 +288,22 @@ OH_FN oh_u32 oh_canonical_f32(float f) {
     return __float_as_uint(f);
 }
 
+/* The same value, which compilers would work out after a wait and not, as here, before it. */
+OH_FN float oh_here_f32(float f) {
+    float same;
+    asm volatile("mov.b32 %0, %1;" : "=f"(same) : "f"(f) : "memory");
+    return same;
+}
+
 /* Rounded correctly, as a host does: rsqrt.approx would give other bits. */
 OH_FN float oh_div_f32(float a, float b) {
     float f;
     asm("div.rn.f32 %0, %1, %2;" : "=f"(f) : "f"(a), "f"(b));
+    return f;
+}
+OH_FN float oh_reciprocal_f32(float a) {
+    float f;
+    asm("rcp.rn.f32 %0, %1;" : "=f"(f) : "f"(a));
     return f;
 }
 OH_FN float oh_sqrt_f32(float f) {
@@ -329,37 +341,34 @@ OH_FN float oh_warp_sum(float v) {
     for (i = 16; i; i /= 2) v = v + __shfl_xor_sync(0xffffffffu, v, (int)i);
     return v;
 }
-OH_FN float oh_tree_of_16(const float *shared, oh_u32 count) {
-    float v[16];
-    oh_u32 i;
-    OH_UNROLL
-    for (i = 0; i < 16; i++) v[i] = i < count ? shared[i] : 0.0f;
+/* A warp's sum to its place; warps that are not there have none. */
+OH_FN void oh_put_warp_sum(float *sums, float v, oh_u32 lanes) {
+    const oh_u32 t = threadIdx.x;
+    if (!(t & 31)) sums[t / 32] = v;
+    if (t >= lanes / 32 && t < 16) sums[t] = 0.0f;
+}
+OH_FN float oh_tree_of_16(const float *v) {
     return (((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))) +
            (((v[8] + v[9]) + (v[10] + v[11])) + ((v[12] + v[13]) + (v[14] + v[15])));
 }
 OH_FN float oh_group_sum(const float *values, oh_u32 lanes, oh_u32 turn) {
-    __shared__ float sums[2][16];
-    const float v = oh_warp_sum(values[0]);
-    if (!(threadIdx.x & 31)) sums[turn & 1][threadIdx.x / 32] = v;
+    __shared__ __align__(16) float sums[2][16];
+    oh_put_warp_sum(sums[turn & 1], oh_warp_sum(values[0]), lanes);
     __syncthreads();
-    return oh_tree_of_16(sums[turn & 1], lanes / 32);
+    return oh_tree_of_16(sums[turn & 1]);
 }
 /* Two sums with one barrier. */
 typedef struct oh_two_sums {
     float a, b;
 } oh_two_sums;
 OH_FN oh_two_sums oh_group_sums(const float *a, const float *b, oh_u32 lanes, oh_u32 turn) {
-    __shared__ float sums[2][2][16];
+    __shared__ __align__(16) float sums[2][2][16];
     oh_two_sums v;
-    v.a = oh_warp_sum(a[0]);
-    v.b = oh_warp_sum(b[0]);
-    if (!(threadIdx.x & 31)) {
-        sums[turn & 1][0][threadIdx.x / 32] = v.a;
-        sums[turn & 1][1][threadIdx.x / 32] = v.b;
-    }
+    oh_put_warp_sum(sums[turn & 1][0], oh_warp_sum(a[0]), lanes);
+    oh_put_warp_sum(sums[turn & 1][1], oh_warp_sum(b[0]), lanes);
     __syncthreads();
-    v.a = oh_tree_of_16(sums[turn & 1][0], lanes / 32);
-    v.b = oh_tree_of_16(sums[turn & 1][1], lanes / 32);
+    v.a = oh_tree_of_16(sums[turn & 1][0]);
+    v.b = oh_tree_of_16(sums[turn & 1][1]);
     return v;
 }
 /* The largest of all lanes' values, NaN left out; at least zero. */

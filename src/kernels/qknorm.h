@@ -143,11 +143,12 @@ OH_FN oh_u32 oh_qk_finish(const oh_qknorm_args *n, oh_grid g, oh_call_state c, o
         for (i = 0; i < OH_NORM_UNITS; i++) {
             const oh_u32 u = lane + i * n->lanes, at = OH_KEPT(lane, i, n->lanes);
             if (u < a->units)
-                oh_qk_store(n, token, u,
-                            oh_sum_rounded(oh_norm_values(x[at], w[at], u < n->q_units ? q : of_k,
-                                                          n->plus_one, dtype),
-                                           dtype),
-                            dtype);
+                oh_qk_store(
+                    n, token, u,
+                    oh_sum_rounded(oh_norm_values(x[at], oh_norm_factors(w[at], n->plus_one, dtype),
+                                                  u < n->q_units ? q : of_k, dtype),
+                                   dtype),
+                    dtype);
         }
     }
     return c.dead;

@@ -106,6 +106,14 @@ OH_FN oh_unit oh_unit_armed(void) {
     return v;
 }
 
+OH_FN oh_unit oh_unit_minus_zero(oh_u32 dtype) {
+    oh_unit v;
+    oh_u32 i;
+    OH_UNROLL
+    for (i = 0; i < 4; i++) v.w[i] = dtype == OH_F32 ? 0x80000000u : 0x80008000u;
+    return v;
+}
+
 /* ---- sums: fp32, in the order the caller adds, one rounding at the end ------------------------------------- */
 typedef struct oh_sum {
     float f[8];
@@ -129,11 +137,20 @@ OH_FN oh_sum oh_sum_of(oh_unit v, oh_u32 dtype) {
     }
     return s;
 }
-OH_FN oh_sum oh_sum_add(oh_sum s, oh_unit v, oh_u32 dtype) {
-    const oh_sum t = oh_sum_of(v, dtype);
+OH_FN oh_sum oh_sums_added(oh_sum s, oh_sum t, oh_u32 dtype) {
     oh_u32 i;
     OH_UNROLL
     for (i = 0; i < (dtype == OH_F32 ? 4u : 8u); i++) s.f[i] += t.f[i];
+    return s;
+}
+OH_FN oh_sum oh_sum_add(oh_sum s, oh_unit v, oh_u32 dtype) {
+    return oh_sums_added(s, oh_sum_of(v, dtype), dtype);
+}
+/* The same, worked out before what follows. */
+OH_FN oh_sum oh_sum_here(oh_sum s, oh_u32 dtype) {
+    oh_u32 i;
+    OH_UNROLL
+    for (i = 0; i < (dtype == OH_F32 ? 4u : 8u); i++) s.f[i] = oh_here_f32(s.f[i]);
     return s;
 }
 OH_FN oh_unit oh_sum_rounded(oh_sum s, oh_u32 dtype) {
