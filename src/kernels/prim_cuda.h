@@ -357,20 +357,62 @@ OH_FN float oh_group_sum(const float *values, oh_u32 lanes, oh_u32 turn) {
     __syncthreads();
     return oh_tree_of_16(sums[turn & 1]);
 }
-/* Two sums with one barrier. */
-typedef struct oh_two_sums {
-    float a, b;
-} oh_two_sums;
-OH_FN oh_two_sums oh_group_sums(const float *a, const float *b, oh_u32 lanes, oh_u32 turn) {
-    __shared__ __align__(16) float sums[2][2][16];
-    oh_two_sums v;
-    oh_put_warp_sum(sums[turn & 1][0], oh_warp_sum(a[0]), lanes);
-    oh_put_warp_sum(sums[turn & 1][1], oh_warp_sum(b[0]), lanes);
-    __syncthreads();
-    v.a = oh_tree_of_16(sums[turn & 1][0]);
-    v.b = oh_tree_of_16(sums[turn & 1][1]);
-    return v;
+
+/* ---- several rows at a time --------------------------------------------------------------------------------
+ * A lane keeps its units of several rows in registers. What the other ranks say of a row half a warp hears, a
+ * thread a rank: its warp comes in whole, hence for one row more if they are odd. */
+#define OH_ROWS_KEPT                   1
+#define OH_SERVERS                     16u
+#define OH_ROWS_SERVED(g)              ((g).threads / OH_SERVERS)
+#define OH_SERVED_ROWS(row, g, count)  row = (g).thread / OH_SERVERS; if (row < (((count) + 1u) & ~1u))
+#define OH_SERVED(row)                 0
+#define OH_EACH_SERVER(i, g, count)    i = (g).thread % OH_SERVERS; if (i < (count))
+#define OH_SERVER_AT(i)                0
+
+/* Up to 16 sums over all lanes, as one sum of each warp: rows in different banks, read 16 bytes at once. */
+typedef struct __align__(16) oh_sums {
+    float of[16][20];
+} oh_sums;
+
+/* Warps that a block does not have add nothing. */
+OH_FN void oh_sums_begin(oh_sums *s, oh_u32 count, oh_u32 lanes) {
+    oh_u32 i;
+    OH_NO_UNROLL
+    for (i = threadIdx.x; i < 16 * count; i += blockDim.x)
+        if (i % 16 >= lanes / 32) s->of[i / 16][i % 16] = 0.0f;
 }
+/* `count` values of every lane, a power of two: oh_warp_sum's tree for all of them at once, half of what is left going to
+ * the other lane in each step. Barrier, then oh_sums_get. */
+OH_FN void oh_sums_put(oh_sums *s, float *v, oh_u32 count, oh_u32 lanes) {
+    const oh_u32 lane = threadIdx.x & 31;
+    oh_u32 i, step;
+    (void)lanes;
+    OH_UNROLL
+    for (step = 16; step; step /= 2) {
+        const oh_u32 left = count * step / 32;
+        const bool upper = lane & step;
+        OH_UNROLL
+        for (i = 0; i < 8; i++) {
+            if (i < left) {
+                const float mine = upper ? v[i + left] : v[i], other = upper ? v[i] : v[i + left];
+                v[i] = mine + __shfl_xor_sync(0xffffffffu, other, (int)step);
+            }
+        }
+        if (!left) v[0] = v[0] + __shfl_xor_sync(0xffffffffu, v[0], (int)step);
+    }
+    if (lane % (32 / count) == 0) s->of[lane / (32 / count)][threadIdx.x / 32] = v[0];
+}
+OH_FN float oh_sums_get(const oh_sums *s, oh_u32 i) {
+    const float4 *v = (const float4 *)s->of[i];
+    const float4 a = v[0], b = v[1], c = v[2], d = v[3];
+    return (((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w))) +
+           (((c.x + c.y) + (c.z + c.w)) + ((d.x + d.y) + (d.z + d.w)));
+}
+/* What server i of this thread's row has. */
+OH_FN oh_u64 oh_server_word(const oh_u64 *words, oh_u32 i) {
+    return __shfl_sync(0xffffffffu, words[0], (int)i, (int)OH_SERVERS);
+}
+
 /* The largest of all lanes' values, NaN left out; at least zero. */
 OH_FN float oh_group_max(const float *values, oh_u32 lanes, oh_u32 turn) {
     __shared__ float most[2][16];

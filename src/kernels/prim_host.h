@@ -309,21 +309,40 @@ OH_FN float oh_group_sum(const float *values, oh_u32 lanes, oh_u32 turn) {
     }
     return oh_tree_of_16(sums);
 }
-typedef struct oh_two_sums {
-    float a, b;
-} oh_two_sums;
-OH_FN oh_two_sums oh_group_sums(const float *a, const float *b, oh_u32 lanes, oh_u32 turn) {
-    oh_two_sums sums;
-    sums.a = oh_group_sum(a, lanes, turn);
-    sums.b = oh_group_sum(b, lanes, turn);
-    return sums;
-}
 OH_FN float oh_group_max(const float *values, oh_u32 lanes, oh_u32 turn) {
     float most = 0.0f;
     oh_u32 i;
     (void)turn;
     for (i = 0; i < lanes; i++) most = oh_max_f32(most, values[i]);
     return most;
+}
+
+/* ---- several rows at a time --------------------------------------------------------------------------------
+ * The one thread has too many lanes to keep their units, which lie in its caches; it hears all ranks in turn. */
+#define OH_ROWS_KEPT                  0
+#define OH_SERVERS                    1
+#define OH_ROWS_SERVED(g)             ((g).threads * 8u)
+#define OH_SERVED_ROWS(row, g, count) for (row = (g).thread; row < (count); row++)
+#define OH_SERVED(row)                (row)
+#define OH_EACH_SERVER(i, g, count)   for (i = (g).thread; i < (count); i++)
+#define OH_SERVER_AT(i)               (i)
+
+typedef struct oh_sums {
+    float of[16];
+} oh_sums;
+
+OH_FN void oh_sums_begin(oh_sums *s, oh_u32 count, oh_u32 lanes) {
+    (void)s, (void)count, (void)lanes;
+}
+OH_FN void oh_sums_put(oh_sums *s, const float *values, oh_u32 count, oh_u32 lanes) {
+    for (oh_u32 i = 0; i < count; i++)
+        s->of[i] = oh_group_sum(values + OH_KEPT(0, i, lanes), lanes, 0);
+}
+OH_FN float oh_sums_get(const oh_sums *s, oh_u32 i) {
+    return s->of[i];
+}
+OH_FN oh_u64 oh_server_word(const oh_u64 *words, oh_u32 i) {
+    return words[i];
 }
 
 /* ---- multicast, emulated: `group` names all ranks' slabs; sums in rank order ---------------------------- */

@@ -6,90 +6,126 @@
  * its q and its k, two words that are never the sentinel, since a NaN sum is canonical and no other looks like it. A
  * rank's sums come from norm.h's tree and are added in rank order: the same bits on all ranks.
  *
- * A block sends the sums of OH_QKNORM_AHEAD tokens before it waits for the first: the rows, which it loads a second
- * time to finish them, are in its L1 then, and are on their way while it waits. A thread per peer sends and hears, and
- * all threads share what was heard through a barrier.
+ * A block takes its tokens in batches of up to 8, first all sums, then all that is heard, and no token's way is longer
+ * than that of its batch: load, sums of squares, barrier, send, hear, barrier, scale, store. On a GPU the rows stay in
+ * registers meanwhile. Half a warp serves a token: each of its threads adds the warps' sums, sends to one peer and
+ * hears one, all add what they heard, and one thread each works out the factor of q and that of k.
  *
  *   bytes sent per rank        8 (W-1) for a token
- *   hops on the critical path  1
+ *   hops on the critical path  1, and two barriers of a block
+ *
+ * Batches may differ between ranks, since they depend on alignment. A block hears a batch after it has sent it and all
+ * before, so what it waits for a peer's block sends having heard earlier tokens only: no circle.
  *
  * Reuse between calls is that of push_1shot.h. Between chunks, which take turns in two sub-slots, a block sends of
- * chunk c+1 after it has heard all of its tokens of chunk c, which the peer's block sent after it had re-armed chunk
- * c-1. On either side the thread that re-armed or heard is not the one that sends; a barrier lies between. So it has a
- * fence before that barrier, and the sender one after it. */
+ * chunk c+1 after it has heard all of its tokens of chunk c, and any of these the peer's block sent after it had heard
+ * and re-armed all of chunk c-1. On either side the thread that re-armed or heard may not be the one that sends; a
+ * barrier lies between. So after a chunk each thread has a fence before that barrier, and one after it. */
 #ifndef OH_QKNORM_H
 #define OH_QKNORM_H
 
 #include "kernels/norm.h"
 
-/* Tokens under way in a block. */
-#define OH_QKNORM_AHEAD 8u
+/* Most tokens of a batch, and most units that a lane keeps of them. */
+#define OH_QKNORM_TOKENS 8u
+#define OH_QKNORM_KEPT   8u
 
-OH_FN oh_unit oh_qk_load(const oh_qknorm_args *n, oh_u64 q, oh_u64 k, oh_u32 u, oh_u32 dtype) {
-    const oh_u32 is_q = u < n->q_units, i = is_q ? u : u - n->q_units;
-    const oh_u64 at = (is_q ? q : k) + (oh_u64)i * OH_UNIT_BYTES;
-    if (i < (is_q ? n->q_whole : n->k_whole)) return oh_ld_unit(at);
-    return oh_load_elements(at, (is_q ? n->q_bytes : n->k_bytes) - i * OH_UNIT_BYTES, dtype);
+/* How a body is cut for its rows, all constants: most tokens of a batch, units of a lane, whether all units are loaded
+ * and stored 16 bytes at once. */
+typedef struct oh_qk_shape {
+    oh_u32 tokens, units, whole, dtype;
+} oh_qk_shape;
+
+/* Tokens first, first + step, ... of the message. */
+typedef struct oh_qk_batch {
+    oh_u32 first, step, count;
+} oh_qk_batch;
+
+/* The address of unit u, of q's or k's, in rows that begin at `q` and `k`. */
+OH_FN oh_u64 oh_qk_at(const oh_qknorm_args *n, oh_u64 q, oh_u64 k, oh_u32 u) {
+    const oh_u32 is_q = u < n->q_units;
+    return (is_q ? q : k) + (oh_u64)(is_q ? u : u - n->q_units) * OH_UNIT_BYTES;
 }
 
-OH_FN void oh_qk_store(const oh_qknorm_args *n, oh_u32 token, oh_u32 u, oh_unit v, oh_u32 dtype) {
+/* The same in token j of a batch. */
+OH_FN oh_u64 oh_qk_token_at(const oh_qknorm_args *n, oh_qk_batch b, oh_u32 j, oh_u32 u) {
+    const oh_u64 stride = u < n->q_units ? n->q_stride : n->k_stride;
+    return oh_qk_at(n, n->call.in, n->call.out, u) + b.first * stride + j * (b.step * stride);
+}
+
+/* Bytes of a row from unit u on, 0: it is whole. */
+OH_FN oh_u32 oh_qk_left(const oh_qknorm_args *n, oh_u32 u, oh_qk_shape s) {
     const oh_u32 is_q = u < n->q_units, i = is_q ? u : u - n->q_units;
-    const oh_u64 at =
-        (is_q ? n->call.in + token * n->q_stride : n->call.out + token * n->k_stride) +
-        (oh_u64)i * OH_UNIT_BYTES;
-    if (i < (is_q ? n->q_whole : n->k_whole))
-        oh_st_unit(at, v);
+    if (s.whole || i < (is_q ? n->q_whole : n->k_whole)) return 0;
+    return (is_q ? n->q_bytes : n->k_bytes) - i * OH_UNIT_BYTES;
+}
+
+OH_FN oh_unit oh_qk_load(const oh_qknorm_args *n, oh_u64 at, oh_u32 u, oh_qk_shape s) {
+    const oh_u32 left = oh_qk_left(n, u, s);
+    return left ? oh_load_elements(at, left, s.dtype) : oh_ld_unit(at);
+}
+
+OH_FN void oh_qk_store(const oh_qknorm_args *n, oh_u64 at, oh_u32 u, oh_unit v, oh_qk_shape s) {
+    const oh_u32 left = oh_qk_left(n, u, s);
+    if (left)
+        oh_store_elements(at, left, v, s.dtype);
     else
-        oh_store_elements(at, (is_q ? n->q_bytes : n->k_bytes) - i * OH_UNIT_BYTES, v, dtype);
+        oh_st_unit(at, v);
 }
 
-/* The lanes' units of a token's rows. */
-OH_FN void oh_qk_load_rows(const oh_qknorm_args *n, oh_grid g, oh_u32 token, oh_unit *x,
-                           oh_u32 dtype) {
-    oh_u32 lane, i;
-    OH_LANES(lane, g, n->lanes) {
+/* The lanes' units of all tokens: all loads are in flight together. */
+OH_FN void oh_qk_load_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, oh_unit *x,
+                            oh_qk_shape s) {
+    oh_u32 i, j;
+    OH_UNROLL
+    for (j = 0; OH_ROWS_KEPT && j < s.tokens; j++) {
         OH_UNROLL
-        for (i = 0; i < OH_NORM_UNITS; i++) {
-            const oh_u32 u = lane + i * n->lanes;
-            if (u < n->call.units)
-                x[OH_KEPT(lane, i, n->lanes)] =
-                    oh_qk_load(n, n->call.in + token * n->q_stride,
-                               n->call.out + token * n->k_stride, u, dtype);
+        for (i = 0; i < s.units; i++) {
+            const oh_u32 u = g.thread + i * n->lanes;
+            if (j < b.count && u < n->call.units)
+                x[j * s.units + i] = oh_qk_load(n, oh_qk_token_at(n, b, j, u), u, s);
         }
     }
 }
 
-OH_FN void oh_qk_prefetch(const oh_qknorm_args *n, oh_grid g, oh_u32 token) {
-    oh_u32 u;
-    OH_NO_UNROLL
-    for (u = g.thread; u < n->q_whole; u += g.threads)
-        oh_prefetch(n->call.in + token * n->q_stride + (oh_u64)u * OH_UNIT_BYTES);
-    OH_NO_UNROLL
-    for (u = g.thread; u < n->k_whole; u += g.threads)
-        oh_prefetch(n->call.out + token * n->k_stride + (oh_u64)u * OH_UNIT_BYTES);
+OH_FN void oh_qk_prefetch_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, oh_qk_shape s) {
+    oh_u32 i, j;
+    OH_UNROLL
+    for (j = 0; OH_ROWS_KEPT && j < s.tokens; j++) {
+        OH_UNROLL
+        for (i = 0; i < s.units; i++) {
+            const oh_u32 u = g.thread + i * n->lanes;
+            if (j < b.count && u < n->call.units) oh_prefetch(oh_qk_token_at(n, b, j, u));
+        }
+    }
 }
 
-/* This rank's sums of squares of a token, as they travel. */
-OH_FN oh_u64 oh_qk_squares(const oh_qknorm_args *n, oh_grid g, const oh_unit *x, oh_u32 turn,
-                           oh_u32 dtype) {
-    float q[OH_KEPT_ROOM(1)], k[OH_KEPT_ROOM(1)];
-    oh_u32 lane, i;
-    oh_two_sums sums;
-    OH_LANES(lane, g, n->lanes) {
-        float of_q = 0.0f, of_k = 0.0f;
-        OH_UNROLL
-        for (i = 0; i < OH_NORM_UNITS; i++) {
-            const oh_u32 u = lane + i * n->lanes;
-            if (u < n->q_units)
-                of_q += oh_unit_squares(x[OH_KEPT(lane, i, n->lanes)], dtype);
-            else if (u < n->call.units)
-                of_k += oh_unit_squares(x[OH_KEPT(lane, i, n->lanes)], dtype);
+/* This rank's sums of squares of all tokens: of q at 2 j, of k at 2 j + 1. */
+OH_FN void oh_qk_squares(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, const oh_unit *x,
+                         oh_sums *sums, oh_qk_shape s) {
+    float v[OH_KEPT_ROOM(2 * OH_QKNORM_TOKENS)];
+    oh_u32 i, j, lane;
+    OH_UNROLL
+    for (j = 0; j < s.tokens; j++) {
+        OH_LANES(lane, g, n->lanes) {
+            float q = 0.0f, k = 0.0f;
+            OH_UNROLL
+            for (i = 0; i < s.units; i++) {
+                const oh_u32 u = lane + i * n->lanes;
+                if (j < b.count && u < n->call.units) {
+                    const float squares = oh_unit_squares(
+                        OH_ROWS_KEPT ? x[j * s.units + i]
+                                     : oh_qk_load(n, oh_qk_token_at(n, b, j, u), u, s),
+                        s.dtype);
+                    q += u < n->q_units ? squares : 0.0f;
+                    k += u < n->q_units ? 0.0f : squares;
+                }
+            }
+            v[OH_KEPT(lane, 2 * j, n->lanes)] = q;
+            v[OH_KEPT(lane, 2 * j + 1, n->lanes)] = k;
         }
-        q[OH_KEPT(lane, 0, n->lanes)] = of_q;
-        k[OH_KEPT(lane, 0, n->lanes)] = of_k;
     }
-    sums = oh_group_sums(q, k, n->lanes, turn);
-    return (oh_u64)oh_canonical_f32(sums.b) << 32 | oh_canonical_f32(sums.a);
+    oh_sums_put(sums, v, 2 * s.tokens, n->lanes);
 }
 
 OH_FN oh_u32 oh_qk_arrived(oh_u64 word) {
@@ -103,7 +139,7 @@ OH_FN oh_u64 oh_qk_hear(const oh_args *a, oh_u64 p, oh_u32 peer, oh_u32 epoch,
     oh_u32 n = 0;
     OH_NO_UNROLL
     while (!oh_qk_arrived(word = oh_ld_relaxed_sys_u64(p))) {
-        if (++n < OH_POLLS) continue;
+        if (OH_LIKELY(++n < OH_POLLS)) continue;
         n = 0;
         state = oh_wait_slow(a, state, OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, peer, looks_at_host), epoch,
                              0, OH_SENTINEL);
@@ -113,69 +149,126 @@ OH_FN oh_u64 oh_qk_hear(const oh_args *a, oh_u64 p, oh_u32 peer, oh_u32 epoch,
     return word;
 }
 
-/* A token whose sums all ranks have sent: `x` are the lanes' units, `own` this rank's sums, `totals` memory of the
- * block. */
-OH_FN oh_u32 oh_qk_finish(const oh_qknorm_args *n, oh_grid g, oh_call_state c, oh_u32 token,
-                          oh_u64 place, const oh_unit *x, const oh_unit *w, oh_u64 *totals,
-                          oh_u32 dtype) {
+/* Sends the sums of the tokens, whose places in a slot begin at `place` and are `step` tokens apart; `own` are those
+ * that the thread serves. */
+OH_FN void oh_qk_send(const oh_args *a, oh_grid g, oh_call_state c, oh_qk_batch b, oh_u64 place,
+                      const oh_sums *sums, oh_u64 *own) {
+    oh_u32 j, k;
+    OH_SERVED_ROWS(j, g, b.count) {
+        const oh_u32 q = oh_canonical_f32(oh_sums_get(sums, 2 * j));
+        const oh_u64 word = (oh_u64)oh_canonical_f32(oh_sums_get(sums, 2 * j + 1)) << 32 | q;
+        own[OH_SERVED(j)] = word;
+        OH_EACH_SERVER(k, g, a->world - 1) {
+            if (j < b.count && !c.dead)
+                oh_st_relaxed_sys_u64(a->peers[k].there + place + 8ull * (j * b.step), word);
+        }
+    }
+}
+
+/* Hears the tokens' sums from all peers, and works out the factors of q and k. */
+OH_FN oh_u32 oh_qk_factors(const oh_qknorm_args *n, oh_grid g, oh_call_state c, oh_qk_batch b,
+                           oh_u64 place, const oh_u64 *own, float (*factors)[OH_QKNORM_TOKENS]) {
     const oh_args *a = &n->call;
-    oh_u32 k, r, lane, i;
-    float q = 0.0f, of_k = 0.0f;
-    OH_NO_UNROLL
-    for (k = g.thread; k + 1 < a->world; k += g.threads) {
-        oh_u64 word = ~0ull;
-        r = oh_other_rank(a, k);
-        if (!c.dead) word = oh_qk_hear(a, a->peers[k].from + place, r, c.epoch, g.thread == 0);
-        if (word == ~0ull) c.dead = 1;
-        totals[r] = word;
-    }
-    oh_group_sync();
-    OH_NO_UNROLL
-    for (r = 0; r < a->world; r++) {
-        q = r ? q + oh_f32_of_bits((oh_u32)totals[r]) : oh_f32_of_bits((oh_u32)totals[r]);
-        of_k = r ? of_k + oh_f32_of_bits((oh_u32)(totals[r] >> 32))
-                 : oh_f32_of_bits((oh_u32)(totals[r] >> 32));
-    }
-    q = oh_div_f32(1.0f, oh_sqrt_f32(q * n->inverse_q + n->eps));
-    of_k = oh_div_f32(1.0f, oh_sqrt_f32(of_k * n->inverse_k + n->eps));
-    OH_LANES(lane, g, n->lanes) {
-        OH_UNROLL
-        for (i = 0; i < OH_NORM_UNITS; i++) {
-            const oh_u32 u = lane + i * n->lanes, at = OH_KEPT(lane, i, n->lanes);
-            if (u < a->units)
-                oh_qk_store(
-                    n, token, u,
-                    oh_sum_rounded(oh_norm_values(x[at], oh_norm_factors(w[at], n->plus_one, dtype),
-                                                  u < n->q_units ? q : of_k, dtype),
-                                   dtype),
-                    dtype);
+    oh_u64 words[OH_SERVERS == 1 ? OH_MAX_RANKS : 1];
+    oh_u32 j, k, r, is_k;
+    OH_SERVED_ROWS(j, g, b.count) {
+        float of_q = 0.0f, of_k = 0.0f;
+        words[0] = ~0ull;
+        OH_EACH_SERVER(k, g, a->world - 1) {
+            oh_u64 word = ~0ull;
+            if (j < b.count && !c.dead) {
+                word = oh_qk_hear(a, a->peers[k].from + place + 8ull * (j * b.step),
+                                  oh_other_rank(a, k), c.epoch, g.thread == 0);
+                if (word == ~0ull) c.dead = 1;
+            }
+            words[OH_SERVER_AT(k)] = word;
+        }
+        OH_NO_UNROLL
+        for (r = 0; r < a->world; r++) {
+            oh_u64 word = own[OH_SERVED(j)];
+            if (r != a->rank) word = oh_server_word(words, r - (r > a->rank));
+            of_q = r ? of_q + oh_f32_of_bits((oh_u32)word) : oh_f32_of_bits((oh_u32)word);
+            of_k = r ? of_k + oh_f32_of_bits((oh_u32)(word >> 32))
+                     : oh_f32_of_bits((oh_u32)(word >> 32));
+        }
+        OH_EACH_SERVER(is_k, g, 2) {
+            const float mean = (is_k ? of_k : of_q) * (is_k ? n->inverse_k : n->inverse_q);
+            factors[is_k][j] = oh_div_f32(1.0f, oh_sqrt_f32(mean + n->eps));
         }
     }
     return c.dead;
 }
 
-/* The kernel, for any number of ranks. The last block carries the signature. */
-OH_FN void oh_qknorm(const oh_qknorm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world) {
-    OH_SHARED oh_u64 totals[OH_QKNORM_AHEAD][OH_MAX_RANKS];
+OH_FN oh_sum oh_qk_weight(const oh_qknorm_args *n, oh_u32 u, oh_qk_shape s) {
+    oh_sum w =
+        oh_sum_of(oh_qk_load(n, oh_qk_at(n, n->q_weight, n->k_weight, u), u, s), s.dtype);
+    oh_u32 i;
+    OH_UNROLL
+    for (i = 0; i < (s.dtype == OH_F32 ? 4u : 8u); i++)
+        w.f[i] = n->plus_one ? w.f[i] + 1.0f : w.f[i];
+    return w;
+}
+
+OH_FN void oh_qk_load_weights(const oh_qknorm_args *n, oh_grid g, oh_sum *w, oh_qk_shape s) {
+    oh_u32 i;
+    OH_UNROLL
+    for (i = 0; s.whole && i < s.units; i++)
+        if (g.thread + i * n->lanes < n->call.units)
+            w[i] = oh_qk_weight(n, g.thread + i * n->lanes, s);
+}
+
+OH_FN void oh_qk_store_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, const oh_unit *x,
+                             const oh_sum *w, float (*factors)[OH_QKNORM_TOKENS], oh_qk_shape s) {
+    oh_u32 e, i, j, lane;
+    OH_UNROLL
+    for (j = 0; j < s.tokens; j++) {
+        OH_LANES(lane, g, n->lanes) {
+            OH_UNROLL
+            for (i = 0; i < s.units; i++) {
+                const oh_u32 u = lane + i * n->lanes;
+                if (j < b.count && u < n->call.units) {
+                    const oh_u64 at = oh_qk_token_at(n, b, j, u);
+                    const float factor = factors[u >= n->q_units][j];
+                    const oh_sum weight = s.whole ? w[i] : oh_qk_weight(n, u, s);
+                    oh_sum y = oh_sum_of(OH_ROWS_KEPT ? x[j * s.units + i] : oh_qk_load(n, at, u, s),
+                                         s.dtype);
+                    OH_UNROLL
+                    for (e = 0; e < (s.dtype == OH_F32 ? 4u : 8u); e++)
+                        y.f[e] = y.f[e] * factor * weight.f[e];
+                    oh_qk_store(n, at, u, oh_sum_rounded(y, s.dtype), s);
+                }
+            }
+        }
+    }
+}
+
+/* Tokens base, base + step, ... of a chunk, at most as many as are taken at once. */
+OH_FN oh_qk_batch oh_qk_batch_of(oh_u32 first, oh_u32 tokens, oh_u32 base, oh_u32 step,
+                                 oh_u32 most) {
+    oh_qk_batch b = {0, 0, 0};
+    b.first = first + base;
+    b.step = step;
+    if (base < tokens) b.count = (tokens - base + step - 1) / step;
+    if (b.count > most) b.count = most;
+    return b;
+}
+
+/* All of a block's tokens. The first rows are loaded together with the epoch; the weights, once the first sums are on
+ * their way. */
+OH_FN oh_call_state oh_qk_run(const oh_qknorm_args *n, oh_grid g, oh_sums *sums,
+                              float (*factors)[OH_QKNORM_TOKENS], oh_qk_shape s) {
     const oh_args *a = &n->call;
-    const oh_u32 stride = g.blocks - 1;
-    oh_unit x[OH_KEPT_ROOM(OH_NORM_UNITS)], w[OH_KEPT_ROOM(OH_NORM_UNITS)];
-    oh_u32 chunk, base, j, k, lane, i, turn = 0;
-    oh_call_state c;
-    (void)world;
-    if (g.block + 1 < g.blocks && g.block < n->tokens && g.thread < n->q_whole) {
-        oh_prefetch(a->in + g.block * n->q_stride + g.thread * OH_UNIT_BYTES);
-        oh_prefetch(n->q_weight + g.thread * OH_UNIT_BYTES);
-    }
-    if (oh_call_enter(a, g)) return;
-    c = oh_call_begin(oh_epoch_word(a, g.block));
-    OH_LANES(lane, g, n->lanes) {
-        OH_UNROLL
-        for (i = 0; i < OH_NORM_UNITS; i++)
-            if (lane + i * n->lanes < a->units)
-                w[OH_KEPT(lane, i, n->lanes)] =
-                    oh_qk_load(n, n->q_weight, n->k_weight, lane + i * n->lanes, dtype);
-    }
+    const oh_u32 step = g.blocks - 1;
+    const oh_u32 most = s.tokens < OH_ROWS_SERVED(g) ? s.tokens : OH_ROWS_SERVED(g);
+    oh_unit x[OH_QKNORM_KEPT];
+    oh_sum w[OH_NORM_UNITS];
+    oh_u64 own[OH_QKNORM_TOKENS];
+    oh_u32 chunk, base;
+    oh_call_state c = oh_call_begin(oh_epoch_word(a, g.block));
+    oh_qk_batch b = oh_qk_batch_of(
+        0, n->chunk_tokens < n->tokens ? n->chunk_tokens : n->tokens, g.block, step, most);
+    oh_qk_load_batch(n, g, b, x, s);
+    oh_sums_begin(sums, 2 * s.tokens, n->lanes);
     OH_NO_UNROLL
     for (chunk = 0; chunk < a->chunks; chunk++) {
         const oh_u32 first = chunk * n->chunk_tokens, left = n->tokens - first;
@@ -183,32 +276,55 @@ OH_FN void oh_qknorm(const oh_qknorm_args *n, oh_grid g, oh_u32 dtype, oh_u32 wo
         const oh_u64 place = oh_push_place(a, c.phase, chunk);
         if (chunk) oh_fence_acq_rel_sys();
         OH_NO_UNROLL
-        for (base = g.block; base < tokens; base += OH_QKNORM_AHEAD * stride) {
-            OH_NO_UNROLL
-            for (j = 1; j < OH_QKNORM_AHEAD && base + j * stride < tokens; j++)
-                oh_qk_prefetch(n, g, first + base + j * stride);
-            OH_NO_UNROLL
-            for (j = 0; j < OH_QKNORM_AHEAD && base + j * stride < tokens; j++) {
-                const oh_u32 token = base + j * stride;
-                oh_u64 sums;
-                oh_qk_load_rows(n, g, first + token, x, dtype);
-                sums = oh_qk_squares(n, g, x, turn++, dtype);
-                if (chunk && base == g.block && j == 0) oh_fence_acq_rel_sys();
-                OH_NO_UNROLL
-                for (k = g.thread; k + 1 < a->world && !c.dead; k += g.threads)
-                    oh_st_relaxed_sys_u64(a->peers[k].there + place + 8ull * token, sums);
-                if (g.thread == 0) totals[j][a->rank] = sums;
+        for (base = g.block; base < tokens; base += most * step) {
+            const oh_u32 is_first = base == g.block;
+            if (chunk || !is_first) {
+                b = oh_qk_batch_of(first, tokens, base, step, most);
+                oh_qk_load_batch(n, g, b, x, s);
             }
+            oh_qk_squares(n, g, b, x, sums, s);
+            oh_group_sync();
+            if (chunk && is_first) oh_fence_acq_rel_sys();
+            oh_qk_send(a, g, c, b, place + 8ull * base, sums, own);
             if (a->early_trigger) oh_pdl_trigger();
-            OH_NO_UNROLL
-            for (j = 0; j < OH_QKNORM_AHEAD && base + j * stride < tokens; j++) {
-                const oh_u32 token = base + j * stride;
-                oh_qk_load_rows(n, g, first + token, x, dtype);
-                c.dead = oh_qk_finish(n, g, c, first + token, place + 8ull * token, x, w, totals[j],
-                                      dtype);
-            }
+            if (!chunk && is_first) oh_qk_load_weights(n, g, w, s);
+            oh_qk_prefetch_batch(
+                n, g, oh_qk_batch_of(first, tokens, base + most * step, step, most), s);
+            c.dead = oh_qk_factors(n, g, c, b, place + 8ull * base, own, factors);
+            oh_group_sync();
+            oh_qk_store_batch(n, g, b, x, w, factors, s);
         }
     }
+    return c;
+}
+
+/* The kernel, for any number of ranks. The last block carries the signature. */
+OH_FN void oh_qknorm(const oh_qknorm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world) {
+    const oh_args *a = &n->call;
+    const oh_u32 step = g.blocks - 1, tokens = n->chunk_tokens;
+    const oh_u32 whole = n->q_whole == n->q_units && n->q_whole + n->k_whole == a->units;
+    const oh_qk_shape one = {1, 1, 1, dtype}, two = {2, 1, 1, dtype}, many = {8, 1, 1, dtype},
+                      wide = {4, 2, 1, dtype}, any = {OH_ROWS_KEPT ? 2 : 8, 4, 0, dtype};
+    OH_SHARED oh_sums sums;
+    OH_SHARED float factors[2][OH_QKNORM_TOKENS];
+    oh_call_state c;
+    (void)world;
+    if (g.block < step && g.block < n->tokens && g.thread < a->units) {
+        const oh_qk_batch b = {g.block, step, 1};
+        oh_prefetch(oh_qk_token_at(n, b, 0, g.thread));
+        oh_prefetch(oh_qk_at(n, n->q_weight, n->k_weight, g.thread));
+    }
+    if (oh_call_enter(a, g)) return;
+    if (!OH_ROWS_KEPT || !whole || a->units > 2 * n->lanes)
+        c = oh_qk_run(n, g, &sums, factors, any);
+    else if (a->units > n->lanes)
+        c = oh_qk_run(n, g, &sums, factors, wide);
+    else if (tokens <= step)
+        c = oh_qk_run(n, g, &sums, factors, one);
+    else if (tokens <= 2 * step)
+        c = oh_qk_run(n, g, &sums, factors, two);
+    else
+        c = oh_qk_run(n, g, &sums, factors, many);
     oh_call_end(a, g, c);
 }
 
