@@ -53,6 +53,19 @@ OH_FN void oh_norm_push(const oh_norm_args *n, oh_grid g, oh_u64 place, const oh
     }
 }
 
+OH_FN void oh_norm_all_factors(const oh_norm_args *n, oh_grid g, const oh_unit *weight,
+                               oh_sum *factors, oh_u32 dtype, oh_u32 each) {
+    oh_u32 lane, i;
+    OH_LANES(lane, g, n->lanes) {
+        OH_UNROLL
+        for (i = 0; i < each; i++) {
+            const oh_u32 k = OH_KEPT(lane, i, n->lanes);
+            factors[k] =
+                oh_sum_here(oh_norm_factors(oh_unit_here(weight[k]), n->plus_one, dtype), dtype);
+        }
+    }
+}
+
 /* Waits for a unit of all sources, however long. 0: the communicator died. */
 OH_SLOW_FN oh_i32 oh_norm_await_long(const oh_args *a, oh_u64 at, oh_u32 epoch,
                                      oh_i32 looks_at_host) {
@@ -124,12 +137,7 @@ OH_FN oh_call_state oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype,
     if (a->early_trigger) oh_pdl_trigger();
     in += stride * n->in_stride;
     if (row + stride < n->rows) oh_norm_load(n, g, in, next, each);
-    OH_LANES(lane, g, n->lanes) {
-        OH_UNROLL
-        for (i = 0; i < each; i++)
-            factors[OH_KEPT(lane, i, n->lanes)] = oh_sum_here(
-                oh_norm_factors(weight[OH_KEPT(lane, i, n->lanes)], n->plus_one, dtype), dtype);
-    }
+    if (each == 1) oh_norm_all_factors(n, g, weight, factors, dtype, each);
     OH_NO_UNROLL
     for (;;) {
         const oh_u32 more = row + stride < n->rows;
@@ -180,6 +188,7 @@ OH_FN oh_call_state oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype,
             if (n->residual_in) oh_norm_load(n, g, residual_in, residual, each);
             if (row + 2 * stride < n->rows) oh_norm_load(n, g, in, next, each);
         }
+        if (each == 2) oh_norm_all_factors(n, g, weight, factors, dtype, each);
         inverse = oh_norm_inverse(n, oh_group_sum(squares, n->lanes, turn++));
         if (!more && !a->early_trigger) oh_pdl_trigger();
         OH_LANES(lane, g, n->lanes) {
@@ -258,9 +267,10 @@ OH_FN oh_call_state oh_norm_general(const oh_norm_args *n, oh_grid g, oh_u32 dty
 /* The kernel. `world` 0: any number of ranks. The last block carries the signature. */
 OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_args *a = &n->call;
+    /* Units of a lane for which there are registers. */
+    const oh_u32 most = world <= 4 && dtype == OH_BF16 ? 2 : 1;
     const oh_u32 fast = !OH_PUSH_WHOLE_CHUNK && world && a->chunks == 1 && a->whole == a->units &&
-                        a->units <= (world <= 4 ? 2 : 1) * n->lanes && !n->quantised &&
-                        g.block < n->rows;
+                        a->units <= most * n->lanes && !n->quantised && g.block < n->rows;
     oh_call_state c;
     if (g.block + 1 < g.blocks && g.block < n->rows && g.thread < a->whole) {
         oh_prefetch(a->in + g.block * n->in_stride + (oh_u64)g.thread * OH_UNIT_BYTES);
@@ -272,7 +282,7 @@ OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 
     if (oh_call_enter(a, g)) return;
     if (OH_UNLIKELY(!fast))
         c = oh_norm_general(n, g, dtype, world);
-    else if (world > 4 || a->units <= n->lanes)
+    else if (most == 1 || a->units <= n->lanes)
         c = oh_norm_fast(n, g, dtype, world, 1);
     else
         c = oh_norm_fast(n, g, dtype, world, 2);
