@@ -105,8 +105,7 @@ OH_FN oh_i32 oh_norm_await_units(const oh_args *a, oh_u64 at, oh_u64 apart, oh_u
 }
 
 /* All rows of a block that has some. */
-OH_FN oh_call_state oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world,
-                                 oh_u32 each) {
+OH_FN void oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world, oh_u32 each) {
     const oh_args *a = &n->call;
     /* Two units of more sources than one and all else do not fit in registers. */
     const oh_u32 together = world > 2 ? 1 : each;
@@ -200,12 +199,13 @@ OH_FN oh_call_state oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype,
                     oh_st_unit(out + (oh_u64)u * OH_UNIT_BYTES, oh_sum_rounded(y, dtype));
             }
         }
-        if (!more) return c;
+        if (!more) break;
         row += stride;
         place += step;
         out += stride * n->out_stride;
         residual_out += stride * n->residual_out_stride;
     }
+    oh_call_leave(a, g, c);
 }
 
 /* ---- any case ------------------------------------------------------------------------------------- */
@@ -233,8 +233,7 @@ OH_FN void oh_norm_push_row(const oh_norm_args *n, oh_grid g, oh_u32 row, oh_u64
     }
 }
 
-/* All threads of the block leave it together. */
-OH_FN oh_call_state oh_norm_general(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world) {
+OH_FN void oh_norm_general(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_args *a = &n->call;
     const oh_u64 row_room = (oh_u64)a->units * OH_UNIT_BYTES;
     oh_unit r[OH_KEPT_ROOM(OH_NORM_UNITS)];
@@ -260,18 +259,17 @@ OH_FN oh_call_state oh_norm_general(const oh_norm_args *n, oh_grid g, oh_u32 dty
             oh_norm_row(n, g, first + row, r, turn++, !c.dead, dtype);
         }
     }
-    oh_group_sync();
-    return c;
+    oh_call_end(a, g, c);
 }
 
-/* The kernel. `world` 0: any number of ranks. The last block carries the signature. */
+/* The kernel. `world` 0: any number of ranks. The last block carries the signature. All threads of a block
+ * take one way, so each may have an end of its own. */
 OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_args *a = &n->call;
     /* Units of a lane for which there are registers. */
     const oh_u32 most = world <= 4 && dtype == OH_BF16 ? 2 : 1;
     const oh_u32 fast = !OH_PUSH_WHOLE_CHUNK && world && a->chunks == 1 && a->whole == a->units &&
                         a->units <= most * n->lanes && !n->quantised && g.block < n->rows;
-    oh_call_state c;
     if (g.block + 1 < g.blocks && g.block < n->rows && g.thread < a->whole) {
         oh_prefetch(a->in + g.block * n->in_stride + (oh_u64)g.thread * OH_UNIT_BYTES);
         oh_prefetch(n->weight + (oh_u64)g.thread * OH_UNIT_BYTES);
@@ -281,12 +279,11 @@ OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 
     }
     if (oh_call_enter(a, g)) return;
     if (OH_UNLIKELY(!fast))
-        c = oh_norm_general(n, g, dtype, world);
+        oh_norm_general(n, g, dtype, world);
     else if (most == 1 || a->units <= n->lanes)
-        c = oh_norm_fast(n, g, dtype, world, 1);
+        oh_norm_fast(n, g, dtype, world, 1);
     else
-        c = oh_norm_fast(n, g, dtype, world, 2);
-    oh_call_leave(a, g, c);
+        oh_norm_fast(n, g, dtype, world, 2);
 }
 
 #endif
