@@ -53,6 +53,19 @@ OH_FN void oh_norm_push(const oh_norm_args *n, oh_grid g, oh_u64 place, const oh
     }
 }
 
+OH_FN void oh_norm_all_factors(const oh_norm_args *n, oh_grid g, const oh_unit *weight,
+                               oh_sum *factors, oh_u32 dtype, oh_u32 each) {
+    oh_u32 lane, i;
+    OH_LANES(lane, g, n->lanes) {
+        OH_UNROLL
+        for (i = 0; i < each; i++) {
+            const oh_u32 k = OH_KEPT(lane, i, n->lanes);
+            factors[k] =
+                oh_sum_here(oh_norm_factors(oh_unit_here(weight[k]), n->plus_one, dtype), dtype);
+        }
+    }
+}
+
 /* Waits for a unit of all sources, however long. 0: the communicator died. */
 OH_SLOW_FN oh_i32 oh_norm_await_long(const oh_args *a, oh_u64 at, oh_u32 epoch,
                                      oh_i32 looks_at_host) {
@@ -92,8 +105,8 @@ OH_FN oh_i32 oh_norm_await_units(const oh_args *a, oh_u64 at, oh_u64 apart, oh_u
 }
 
 /* All rows of a block that has some. */
-OH_FN oh_call_state oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world,
-                                 oh_u32 each) {
+OH_FN void oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_call_state c, oh_u32 dtype,
+                        oh_u32 world, oh_u32 each) {
     const oh_args *a = &n->call;
     /* Two units of more sources than one and all else do not fit in registers. */
     const oh_u32 together = world > 2 ? 1 : each;
@@ -108,9 +121,7 @@ OH_FN oh_call_state oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype,
     oh_u64 residual_out = n->residual_out + g.block * n->residual_out_stride, place;
     float squares[OH_KEPT_ROOM(1)], inverse;
     oh_u32 row = g.block, units = a->units, turn = 0, lane, i, j;
-    oh_call_state c;
     oh_norm_load(n, g, in, own, each);
-    c = oh_call_begin(oh_epoch_word(a, g.block));
     /* To add -0 changes nothing: no residual needs no code of its own. */
     OH_LANES(lane, g, n->lanes) {
         OH_UNROLL
@@ -124,12 +135,7 @@ OH_FN oh_call_state oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype,
     if (a->early_trigger) oh_pdl_trigger();
     in += stride * n->in_stride;
     if (row + stride < n->rows) oh_norm_load(n, g, in, next, each);
-    OH_LANES(lane, g, n->lanes) {
-        OH_UNROLL
-        for (i = 0; i < each; i++)
-            factors[OH_KEPT(lane, i, n->lanes)] = oh_sum_here(
-                oh_norm_factors(weight[OH_KEPT(lane, i, n->lanes)], n->plus_one, dtype), dtype);
-    }
+    if (each == 1) oh_norm_all_factors(n, g, weight, factors, dtype, each);
     OH_NO_UNROLL
     for (;;) {
         const oh_u32 more = row + stride < n->rows;
@@ -180,6 +186,7 @@ OH_FN oh_call_state oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype,
             if (n->residual_in) oh_norm_load(n, g, residual_in, residual, each);
             if (row + 2 * stride < n->rows) oh_norm_load(n, g, in, next, each);
         }
+        if (each == 2) oh_norm_all_factors(n, g, weight, factors, dtype, each);
         inverse = oh_norm_inverse(n, oh_group_sum(squares, n->lanes, turn++));
         if (!more && !a->early_trigger) oh_pdl_trigger();
         OH_LANES(lane, g, n->lanes) {
@@ -191,12 +198,13 @@ OH_FN oh_call_state oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype,
                     oh_st_unit(out + (oh_u64)u * OH_UNIT_BYTES, oh_sum_rounded(y, dtype));
             }
         }
-        if (!more) return c;
+        if (!more) break;
         row += stride;
         place += step;
         out += stride * n->out_stride;
         residual_out += stride * n->residual_out_stride;
     }
+    oh_call_leave(a, g, c);
 }
 
 /* ---- any case ------------------------------------------------------------------------------------- */
@@ -224,14 +232,13 @@ OH_FN void oh_norm_push_row(const oh_norm_args *n, oh_grid g, oh_u32 row, oh_u64
     }
 }
 
-/* All threads of the block leave it together. */
-OH_FN oh_call_state oh_norm_general(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world) {
+OH_FN void oh_norm_general(const oh_norm_args *n, oh_grid g, oh_call_state c, oh_u32 dtype,
+                           oh_u32 world) {
     const oh_args *a = &n->call;
     const oh_u64 row_room = (oh_u64)a->units * OH_UNIT_BYTES;
     oh_unit r[OH_KEPT_ROOM(OH_NORM_UNITS)];
     const oh_u32 stride = g.blocks - 1;
     oh_u32 chunk, row, pushed, turn = 0;
-    oh_call_state c = oh_call_begin(oh_epoch_word(a, g.block));
     OH_NO_UNROLL
     for (chunk = 0; chunk < a->chunks; chunk++) {
         const oh_u32 first = chunk * n->chunk_rows, left = n->rows - first;
@@ -251,17 +258,18 @@ OH_FN oh_call_state oh_norm_general(const oh_norm_args *n, oh_grid g, oh_u32 dty
             oh_norm_row(n, g, first + row, r, turn++, !c.dead, dtype);
         }
     }
-    oh_group_sync();
-    return c;
+    oh_call_end(a, g, c);
 }
 
-/* The kernel. `world` 0: any number of ranks. The last block carries the signature. */
+/* The kernel. `world` 0: any number of ranks. The last block carries the signature. All threads of a block
+ * take one way, so each may have an end of its own. */
 OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_args *a = &n->call;
-    const oh_u32 fast = !OH_PUSH_WHOLE_CHUNK && world && a->chunks == 1 && a->whole == a->units &&
-                        a->units <= (world <= 4 ? 2 : 1) * n->lanes && !n->quantised &&
-                        g.block < n->rows;
     oh_call_state c;
+    /* Units of a lane for which there are registers. */
+    const oh_u32 most = world <= 4 && dtype == OH_BF16 ? 2 : 1;
+    const oh_u32 fast = !OH_PUSH_WHOLE_CHUNK && world && a->chunks == 1 && a->whole == a->units &&
+                        a->units <= most * n->lanes && !n->quantised && g.block < n->rows;
     if (g.block + 1 < g.blocks && g.block < n->rows && g.thread < a->whole) {
         oh_prefetch(a->in + g.block * n->in_stride + (oh_u64)g.thread * OH_UNIT_BYTES);
         oh_prefetch(n->weight + (oh_u64)g.thread * OH_UNIT_BYTES);
@@ -270,13 +278,13 @@ OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 
             (oh_u64)g.thread * OH_UNIT_BYTES);
     }
     if (oh_call_enter(a, g)) return;
+    c = oh_call_begin(oh_epoch_word(a, g.block));
     if (OH_UNLIKELY(!fast))
-        c = oh_norm_general(n, g, dtype, world);
-    else if (world > 4 || a->units <= n->lanes)
-        c = oh_norm_fast(n, g, dtype, world, 1);
+        oh_norm_general(n, g, c, dtype, world);
+    else if (most == 1 || a->units <= n->lanes)
+        oh_norm_fast(n, g, c, dtype, world, 1);
     else
-        c = oh_norm_fast(n, g, dtype, world, 2);
-    oh_call_leave(a, g, c);
+        oh_norm_fast(n, g, c, dtype, world, 2);
 }
 
 #endif

@@ -288,10 +288,11 @@ OH_FN oh_u32 oh_canonical_f32(float f) {
     return __float_as_uint(f);
 }
 
-/* The same value, which compilers would work out after a wait and not, as here, before it. */
-OH_FN float oh_here_f32(float f) {
-    float same;
-    asm volatile("mov.b32 %0, %1;" : "=f"(same) : "f"(f) : "memory");
+/* The same value, worked out here: compilers may do so neither behind a wait that follows nor ahead of
+ * a loop around this, where it would take a register for long. */
+OH_FN oh_u32 oh_here_u32(oh_u32 v) {
+    oh_u32 same;
+    asm volatile("mov.b32 %0, %1;" : "=r"(same) : "r"(v) : "memory");
     return same;
 }
 

@@ -259,8 +259,8 @@ OH_FN oh_u32 oh_canonical_f32(float f) {
     return f != f ? 0x7fffffffu : oh_bits_of_f32(f);
 }
 
-OH_FN float oh_here_f32(float f) {
-    return f;
+OH_FN oh_u32 oh_here_u32(oh_u32 v) {
+    return v;
 }
 OH_FN float oh_div_f32(float a, float b) {
     return a / b;

@@ -114,6 +114,14 @@ OH_FN oh_unit oh_unit_minus_zero(oh_u32 dtype) {
     return v;
 }
 
+/* As oh_here_u32. */
+OH_FN oh_unit oh_unit_here(oh_unit v) {
+    oh_u32 i;
+    OH_UNROLL
+    for (i = 0; i < 4; i++) v.w[i] = oh_here_u32(v.w[i]);
+    return v;
+}
+
 /* ---- sums: fp32, in the order the caller adds, one rounding at the end ------------------------------------- */
 typedef struct oh_sum {
     float f[8];
@@ -146,11 +154,12 @@ OH_FN oh_sum oh_sums_added(oh_sum s, oh_sum t, oh_u32 dtype) {
 OH_FN oh_sum oh_sum_add(oh_sum s, oh_unit v, oh_u32 dtype) {
     return oh_sums_added(s, oh_sum_of(v, dtype), dtype);
 }
-/* The same, worked out before what follows. */
+/* As oh_here_u32. */
 OH_FN oh_sum oh_sum_here(oh_sum s, oh_u32 dtype) {
     oh_u32 i;
     OH_UNROLL
-    for (i = 0; i < (dtype == OH_F32 ? 4u : 8u); i++) s.f[i] = oh_here_f32(s.f[i]);
+    for (i = 0; i < (dtype == OH_F32 ? 4u : 8u); i++)
+        s.f[i] = oh_f32_of_bits(oh_here_u32(oh_bits_of_f32(s.f[i])));
     return s;
 }
 OH_FN oh_unit oh_sum_rounded(oh_sum s, oh_u32 dtype) {
