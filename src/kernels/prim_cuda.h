@@ -340,16 +340,23 @@ OH_FN float oh_group_sum(const float *values, oh_u32 lanes, oh_u32 turn) {
     __syncthreads();
     return oh_tree_of_16(sums[turn & 1], lanes / 32);
 }
+
 /* ---- several rows at a time --------------------------------------------------------------------------------
- * A lane keeps its units of several rows in registers. What the other ranks say of a row half a warp hears, a
- * thread a rank: its warp comes in whole, hence for one row more if they are odd. */
-#define OH_ROWS_KEPT                   1
-#define OH_SERVERS                     16u
-#define OH_ROWS_SERVED(g)              ((g).threads / OH_SERVERS)
-#define OH_SERVED_ROWS(row, g, count)  row = (g).thread / OH_SERVERS; if (row < (((count) + 1u) & ~1u))
-#define OH_SERVED(row)                 0
-#define OH_EACH_SERVER(i, g, count)    i = (g).thread % OH_SERVERS; if (i < (count))
-#define OH_SERVER_AT(i)                0
+ * A lane can keep its units of several rows in registers. Half a warp serves a row, a thread for each other rank.
+ * Its warp comes in whole, hence for one row more if they are odd. */
+#define OH_ROWS_KEPT            1
+#define OH_ROWS_OF(most, there) (most) /* a constant, to be unrolled */
+#define OH_SERVERS              16u
+#define OH_SERVED_TOGETHER      2u /* by one warp */
+#define OH_ROWS_SERVED(g)       ((g).threads / OH_SERVERS)
+#define OH_SERVED_ROWS(row, g, count)                                                              \
+    row = (g).thread / OH_SERVERS;                                                                 \
+    if (row < (((count) + 1u) & ~1u))
+#define OH_SERVED(row) 0
+#define OH_EACH_SERVER(i, g, count)                                                                \
+    i = (g).thread % OH_SERVERS;                                                                   \
+    if (i < (count))
+#define OH_SERVER_AT(i) 0
 
 /* Up to 16 sums over all lanes, as one sum of each warp: rows in different banks, read 16 bytes at once. */
 typedef struct __align__(16) oh_sums {
