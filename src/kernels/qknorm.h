@@ -325,7 +325,7 @@ OH_FN void oh_qknorm(const oh_qknorm_args *n, oh_grid g, oh_u32 dtype, oh_u32 wo
     const oh_u32 step = g.blocks - 1, tokens = n->chunk_tokens;
     const oh_u32 whole = n->q_whole == n->q_units && n->q_whole + n->k_whole == a->units;
     const oh_qk_shape one = {1, 1, 1, dtype}, two = {2, 1, 1, dtype}, many = {8, 1, 1, dtype},
-                      wide = {4, 2, 1, dtype}, any = {OH_ROWS_KEPT ? 2 : 8, 4, 0, dtype};
+                      wide = {4, 2, 1, dtype}, any = {OH_ROWS_KEPT ? 1 : 8, 4, 0, dtype};
     OH_SHARED oh_sums sums;
     OH_SHARED float factors[2][OH_QKNORM_TOKENS];
     const oh_qk_batch first = {g.block < n->tokens ? g.block : 0, step, 1};
