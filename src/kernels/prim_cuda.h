@@ -370,8 +370,8 @@ OH_FN void oh_sums_begin(oh_sums *s, oh_u32 count, oh_u32 lanes) {
     for (i = threadIdx.x; i < 16 * count; i += blockDim.x)
         if (i % 16 >= lanes / 32) s->of[i / 16][i % 16] = 0.0f;
 }
-/* `count` values of every lane, a power of two: oh_warp_sum's tree for all of them at once, half of what is left going to
- * the other lane in each step. Barrier, then oh_sums_get. */
+/* `count` values of every lane, a power of two: oh_warp_sum's tree for all of them at once, half of what is left going
+ * to the other lane in each step. Barrier, then oh_sums_get. */
 OH_FN void oh_sums_put(oh_sums *s, float *v, oh_u32 count, oh_u32 lanes) {
     const oh_u32 lane = threadIdx.x & 31;
     oh_u32 i, step;

@@ -6,13 +6,12 @@
  * its q and its k, two words that are never the sentinel, since a NaN sum is canonical and no other looks like it. A
  * rank's sums come from norm.h's tree and are added in rank order: the same bits on all ranks.
  *
- * A block takes its tokens in batches of up to 8, first all sums, then all that is heard, and no token's way is longer
- * than that of its batch: load, sums of squares, barrier, send, hear, barrier, scale, store. On a GPU the rows stay in
- * registers meanwhile. Half a warp serves a token: each of its threads adds the warps' sums, sends to one peer and
- * hears one, all add what they heard, and one thread each works out the factor of q and that of k.
+ * A block takes up to 8 tokens at once: load, sums of squares, barrier, send, hear, barrier, scale, store. On a GPU
+ * whole rows stay in registers meanwhile, and half a warp serves a token: each of its threads adds the warps' sums,
+ * sends to one peer and hears one, all add what they heard, and one each works out the factor of q and that of k.
  *
  *   bytes sent per rank        8 (W-1) for a token
- *   hops on the critical path  1, and two barriers of a block
+ *   hops on the critical path  1, and two barriers of a block for each batch
  *
  * Batches may differ between ranks, since they depend on alignment. A block hears a batch after it has sent it and all
  * before, so what it waits for a peer's block sends having heard earlier tokens only: no circle.
@@ -31,8 +30,8 @@
 #define OH_QKNORM_KEPT   8u
 
 /* How a body is cut for its rows, all constants: most tokens of a batch, units of a lane, whether a lane keeps them and
- * the weight's in registers. Kept rows are loaded and stored 16 bytes at once; others are loaded twice, from a cache the
- * second time. */
+ * the weight's in registers. Kept rows are loaded and stored 16 bytes at once; others are loaded twice, from a cache
+ * the second time. */
 typedef struct oh_qk_shape {
     oh_u32 tokens, units, kept, dtype;
 } oh_qk_shape;
