@@ -360,15 +360,21 @@ OH_FN float oh_group_sum(const float *values, oh_u32 lanes, oh_u32 turn) {
 }
 
 /* ---- several rows at a time --------------------------------------------------------------------------------
- * A lane keeps its units of several rows in registers. What the other ranks say of a row half a warp hears, a
- * thread a rank: its warp comes in whole, hence for one row more if they are odd. */
-#define OH_ROWS_KEPT                   1
-#define OH_SERVERS                     16u
-#define OH_ROWS_SERVED(g)              ((g).threads / OH_SERVERS)
-#define OH_SERVED_ROWS(row, g, count)  row = (g).thread / OH_SERVERS; if (row < (((count) + 1u) & ~1u))
-#define OH_SERVED(row)                 0
-#define OH_EACH_SERVER(i, g, count)    i = (g).thread % OH_SERVERS; if (i < (count))
-#define OH_SERVER_AT(i)                0
+ * A lane can keep its units of several rows in registers. Half a warp serves a row, a thread for each other rank.
+ * Its warp comes in whole, hence for one row more if they are odd. */
+#define OH_ROWS_KEPT            1
+#define OH_ROWS_OF(most, there) (most) /* a constant, to be unrolled */
+#define OH_SERVERS              16u
+#define OH_SERVED_TOGETHER      2u /* by one warp */
+#define OH_ROWS_SERVED(g)       ((g).threads / OH_SERVERS)
+#define OH_SERVED_ROWS(row, g, count)                                                              \
+    row = (g).thread / OH_SERVERS;                                                                 \
+    if (row < (((count) + 1u) & ~1u))
+#define OH_SERVED(row) 0
+#define OH_EACH_SERVER(i, g, count)                                                                \
+    i = (g).thread % OH_SERVERS;                                                                   \
+    if (i < (count))
+#define OH_SERVER_AT(i) 0
 
 /* Up to 16 sums over all lanes, as one sum of each warp: rows in different banks, read 16 bytes at once. */
 typedef struct __align__(16) oh_sums {
@@ -382,8 +388,8 @@ OH_FN void oh_sums_begin(oh_sums *s, oh_u32 count, oh_u32 lanes) {
     for (i = threadIdx.x; i < 16 * count; i += blockDim.x)
         if (i % 16 >= lanes / 32) s->of[i / 16][i % 16] = 0.0f;
 }
-/* `count` values of every lane, a power of two: oh_warp_sum's tree for all of them at once, half of what is left going to
- * the other lane in each step. Barrier, then oh_sums_get. */
+/* `count` values of every lane, a power of two: oh_warp_sum's tree for all of them at once, half of what is left going
+ * to the other lane in each step. Barrier, then oh_sums_get. */
 OH_FN void oh_sums_put(oh_sums *s, float *v, oh_u32 count, oh_u32 lanes) {
     const oh_u32 lane = threadIdx.x & 31;
     oh_u32 i, step;

@@ -320,7 +320,9 @@ OH_FN float oh_group_max(const float *values, oh_u32 lanes, oh_u32 turn) {
 /* ---- several rows at a time --------------------------------------------------------------------------------
  * The one thread has too many lanes to keep their units, which lie in its caches; it hears all ranks in turn. */
 #define OH_ROWS_KEPT                  0
+#define OH_ROWS_OF(most, there)       (there)
 #define OH_SERVERS                    1
+#define OH_SERVED_TOGETHER            1u
 #define OH_ROWS_SERVED(g)             ((g).threads * 8u)
 #define OH_SERVED_ROWS(row, g, count) for (row = (g).thread; row < (count); row++)
 #define OH_SERVED(row)                (row)

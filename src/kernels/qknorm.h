@@ -6,13 +6,12 @@
  * its q and its k, two words that are never the sentinel, since a NaN sum is canonical and no other looks like it. A
  * rank's sums come from norm.h's tree and are added in rank order: the same bits on all ranks.
  *
- * A block takes its tokens in batches of up to 8, first all sums, then all that is heard, and no token's way is longer
- * than that of its batch: load, sums of squares, barrier, send, hear, barrier, scale, store. On a GPU the rows stay in
- * registers meanwhile. Half a warp serves a token: each of its threads adds the warps' sums, sends to one peer and
- * hears one, all add what they heard, and one thread each works out the factor of q and that of k.
+ * A block takes up to 8 tokens at once: load, sums of squares, barrier, send, hear, barrier, scale, store. On a GPU
+ * whole rows stay in registers meanwhile, and half a warp serves a token: each of its threads adds the warps' sums,
+ * sends to one peer and hears one, all add what they heard, and one each works out the factor of q and that of k.
  *
  *   bytes sent per rank        8 (W-1) for a token
- *   hops on the critical path  1, and two barriers of a block
+ *   hops on the critical path  1, and two barriers of a block for each batch
  *
  * Batches may differ between ranks, since they depend on alignment. A block hears a batch after it has sent it and all
  * before, so what it waits for a peer's block sends having heard earlier tokens only: no circle.
@@ -30,10 +29,11 @@
 #define OH_QKNORM_TOKENS 8u
 #define OH_QKNORM_KEPT   8u
 
-/* How a body is cut for its rows, all constants: most tokens of a batch, units of a lane, whether all units are loaded
- * and stored 16 bytes at once. */
+/* How a body is cut for its rows, all constants: most tokens of a batch, units of a lane, whether a lane keeps them and
+ * the weight's in registers. Kept rows are loaded and stored 16 bytes at once; others are loaded twice, from a cache
+ * the second time. */
 typedef struct oh_qk_shape {
-    oh_u32 tokens, units, whole, dtype;
+    oh_u32 tokens, units, kept, dtype;
 } oh_qk_shape;
 
 /* Tokens first, first + step, ... of the message. */
@@ -47,16 +47,19 @@ OH_FN oh_u64 oh_qk_at(const oh_qknorm_args *n, oh_u64 q, oh_u64 k, oh_u32 u) {
     return (is_q ? q : k) + (oh_u64)(is_q ? u : u - n->q_units) * OH_UNIT_BYTES;
 }
 
-/* The same in token j of a batch. */
-OH_FN oh_u64 oh_qk_token_at(const oh_qknorm_args *n, oh_qk_batch b, oh_u32 j, oh_u32 u) {
-    const oh_u64 stride = u < n->q_units ? n->q_stride : n->k_stride;
-    return oh_qk_at(n, n->call.in, n->call.out, u) + b.first * stride + j * (b.step * stride);
+/* The same in the first token of a batch, and how far it is to the next. */
+OH_FN oh_u64 oh_qk_first_at(const oh_qknorm_args *n, oh_qk_batch b, oh_u32 u) {
+    return oh_qk_at(n, n->call.in, n->call.out, u) +
+           b.first * (u < n->q_units ? n->q_stride : n->k_stride);
+}
+OH_FN oh_u64 oh_qk_jump(const oh_qknorm_args *n, oh_qk_batch b, oh_u32 u) {
+    return b.step * (u < n->q_units ? n->q_stride : n->k_stride);
 }
 
 /* Bytes of a row from unit u on, 0: it is whole. */
 OH_FN oh_u32 oh_qk_left(const oh_qknorm_args *n, oh_u32 u, oh_qk_shape s) {
     const oh_u32 is_q = u < n->q_units, i = is_q ? u : u - n->q_units;
-    if (s.whole || i < (is_q ? n->q_whole : n->k_whole)) return 0;
+    if (s.kept || i < (is_q ? n->q_whole : n->k_whole)) return 0;
     return (is_q ? n->q_bytes : n->k_bytes) - i * OH_UNIT_BYTES;
 }
 
@@ -73,29 +76,32 @@ OH_FN void oh_qk_store(const oh_qknorm_args *n, oh_u64 at, oh_u32 u, oh_unit v, 
         oh_st_unit(at, v);
 }
 
-/* The lanes' units of all tokens: all loads are in flight together. */
-OH_FN void oh_qk_load_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, oh_unit *x,
-                            oh_qk_shape s) {
+/* The lanes' units of all tokens, if they are kept; `at`: where those of the first one lie. All loads are in flight
+ * together. */
+OH_FN void oh_qk_load_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, const oh_u64 *at,
+                            oh_unit *x, oh_qk_shape s) {
     oh_u32 i, j;
     OH_UNROLL
-    for (j = 0; OH_ROWS_KEPT && j < s.tokens; j++) {
+    for (j = 0; s.kept && j < s.tokens; j++) {
         OH_UNROLL
         for (i = 0; i < s.units; i++) {
             const oh_u32 u = g.thread + i * n->lanes;
             if (j < b.count && u < n->call.units)
-                x[j * s.units + i] = oh_qk_load(n, oh_qk_token_at(n, b, j, u), u, s);
+                x[j * s.units + i] = oh_ld_unit(at[i] + j * oh_qk_jump(n, b, u));
         }
     }
 }
 
+/* Of the next batch. */
 OH_FN void oh_qk_prefetch_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, oh_qk_shape s) {
     oh_u32 i, j;
     OH_UNROLL
-    for (j = 0; OH_ROWS_KEPT && j < s.tokens; j++) {
+    for (j = 0; s.kept && j < s.tokens; j++) {
         OH_UNROLL
         for (i = 0; i < s.units; i++) {
             const oh_u32 u = g.thread + i * n->lanes;
-            if (j < b.count && u < n->call.units) oh_prefetch(oh_qk_token_at(n, b, j, u));
+            if (j < b.count && u < n->call.units)
+                oh_prefetch(oh_qk_first_at(n, b, u) + j * oh_qk_jump(n, b, u));
         }
     }
 }
@@ -106,7 +112,7 @@ OH_FN void oh_qk_squares(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, cons
     float v[OH_KEPT_ROOM(2 * OH_QKNORM_TOKENS)];
     oh_u32 i, j, lane;
     OH_UNROLL
-    for (j = 0; j < s.tokens; j++) {
+    for (j = 0; j < OH_ROWS_OF(s.tokens, b.count); j++) {
         OH_LANES(lane, g, n->lanes) {
             float q = 0.0f, k = 0.0f;
             OH_UNROLL
@@ -114,8 +120,9 @@ OH_FN void oh_qk_squares(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, cons
                 const oh_u32 u = lane + i * n->lanes;
                 if (j < b.count && u < n->call.units) {
                     const float squares = oh_unit_squares(
-                        OH_ROWS_KEPT ? x[j * s.units + i]
-                                     : oh_qk_load(n, oh_qk_token_at(n, b, j, u), u, s),
+                        s.kept ? x[j * s.units + i]
+                               : oh_qk_load(n, oh_qk_first_at(n, b, u) + j * oh_qk_jump(n, b, u), u,
+                                            s),
                         s.dtype);
                     q += u < n->q_units ? squares : 0.0f;
                     k += u < n->q_units ? 0.0f : squares;
@@ -125,7 +132,7 @@ OH_FN void oh_qk_squares(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, cons
             v[OH_KEPT(lane, 2 * j + 1, n->lanes)] = k;
         }
     }
-    oh_sums_put(sums, v, 2 * s.tokens, n->lanes);
+    oh_sums_put(sums, v, 2 * OH_ROWS_OF(s.tokens, b.count), n->lanes);
 }
 
 OH_FN oh_u32 oh_qk_arrived(oh_u64 word) {
@@ -149,8 +156,7 @@ OH_FN oh_u64 oh_qk_hear(const oh_args *a, oh_u64 p, oh_u32 peer, oh_u32 epoch,
     return word;
 }
 
-/* Sends the sums of the tokens, whose places in a slot begin at `place` and are `step` tokens apart; `own` are those
- * that the thread serves. */
+/* Sends the sums of the tokens, the first of which has its place at `place`; `own` are those that the thread serves. */
 OH_FN void oh_qk_send(const oh_args *a, oh_grid g, oh_call_state c, oh_qk_batch b, oh_u64 place,
                       const oh_sums *sums, oh_u64 *own) {
     oh_u32 j, k;
@@ -167,7 +173,8 @@ OH_FN void oh_qk_send(const oh_args *a, oh_grid g, oh_call_state c, oh_qk_batch 
 
 /* Hears the tokens' sums from all peers, and works out the factors of q and k. */
 OH_FN oh_u32 oh_qk_factors(const oh_qknorm_args *n, oh_grid g, oh_call_state c, oh_qk_batch b,
-                           oh_u64 place, const oh_u64 *own, float (*factors)[OH_QKNORM_TOKENS]) {
+                           oh_u64 place, const oh_u64 *own, float (*factors)[OH_QKNORM_TOKENS],
+                           oh_u32 triggers) {
     const oh_args *a = &n->call;
     oh_u64 words[OH_SERVERS == 1 ? OH_MAX_RANKS : 1];
     oh_u32 j, k, r, is_k;
@@ -191,6 +198,7 @@ OH_FN oh_u32 oh_qk_factors(const oh_qknorm_args *n, oh_grid g, oh_call_state c, 
             of_k = r ? of_k + oh_f32_of_bits((oh_u32)(word >> 32))
                      : oh_f32_of_bits((oh_u32)(word >> 32));
         }
+        if (triggers) oh_pdl_trigger();
         OH_EACH_SERVER(is_k, g, 2) {
             const float mean = (is_k ? of_k : of_q) * (is_k ? n->inverse_k : n->inverse_q);
             factors[is_k][j] = oh_div_f32(1.0f, oh_sqrt_f32(mean + n->eps));
@@ -200,8 +208,7 @@ OH_FN oh_u32 oh_qk_factors(const oh_qknorm_args *n, oh_grid g, oh_call_state c, 
 }
 
 OH_FN oh_sum oh_qk_weight(const oh_qknorm_args *n, oh_u32 u, oh_qk_shape s) {
-    oh_sum w =
-        oh_sum_of(oh_qk_load(n, oh_qk_at(n, n->q_weight, n->k_weight, u), u, s), s.dtype);
+    oh_sum w = oh_sum_of(oh_qk_load(n, oh_qk_at(n, n->q_weight, n->k_weight, u), u, s), s.dtype);
     oh_u32 i;
     OH_UNROLL
     for (i = 0; i < (s.dtype == OH_F32 ? 4u : 8u); i++)
@@ -212,62 +219,70 @@ OH_FN oh_sum oh_qk_weight(const oh_qknorm_args *n, oh_u32 u, oh_qk_shape s) {
 OH_FN void oh_qk_load_weights(const oh_qknorm_args *n, oh_grid g, oh_sum *w, oh_qk_shape s) {
     oh_u32 i;
     OH_UNROLL
-    for (i = 0; s.whole && i < s.units; i++)
+    for (i = 0; s.kept && i < s.units; i++)
         if (g.thread + i * n->lanes < n->call.units)
             w[i] = oh_qk_weight(n, g.thread + i * n->lanes, s);
 }
 
-OH_FN void oh_qk_store_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, const oh_unit *x,
-                             const oh_sum *w, float (*factors)[OH_QKNORM_TOKENS], oh_qk_shape s) {
+OH_FN void oh_qk_store_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, const oh_u64 *at,
+                             const oh_unit *x, const oh_sum *w, float (*factors)[OH_QKNORM_TOKENS],
+                             oh_qk_shape s) {
     oh_u32 e, i, j, lane;
     OH_UNROLL
-    for (j = 0; j < s.tokens; j++) {
+    for (j = 0; j < OH_ROWS_OF(s.tokens, b.count); j++) {
         OH_LANES(lane, g, n->lanes) {
             OH_UNROLL
             for (i = 0; i < s.units; i++) {
                 const oh_u32 u = lane + i * n->lanes;
                 if (j < b.count && u < n->call.units) {
-                    const oh_u64 at = oh_qk_token_at(n, b, j, u);
+                    const oh_u64 p =
+                        (s.kept ? at[i] : oh_qk_first_at(n, b, u)) + j * oh_qk_jump(n, b, u);
                     const float factor = factors[u >= n->q_units][j];
-                    const oh_sum weight = s.whole ? w[i] : oh_qk_weight(n, u, s);
-                    oh_sum y = oh_sum_of(OH_ROWS_KEPT ? x[j * s.units + i] : oh_qk_load(n, at, u, s),
-                                         s.dtype);
+                    const oh_sum weight = s.kept ? w[i] : oh_qk_weight(n, u, s);
+                    oh_sum y =
+                        oh_sum_of(s.kept ? x[j * s.units + i] : oh_qk_load(n, p, u, s), s.dtype);
                     OH_UNROLL
                     for (e = 0; e < (s.dtype == OH_F32 ? 4u : 8u); e++)
                         y.f[e] = y.f[e] * factor * weight.f[e];
-                    oh_qk_store(n, at, u, oh_sum_rounded(y, s.dtype), s);
+                    oh_qk_store(n, p, u, oh_sum_rounded(y, s.dtype), s);
                 }
             }
         }
     }
 }
 
-/* Tokens base, base + step, ... of a chunk, at most as many as are taken at once. */
-OH_FN oh_qk_batch oh_qk_batch_of(oh_u32 first, oh_u32 tokens, oh_u32 base, oh_u32 step,
-                                 oh_u32 most) {
+/* Tokens base, base + step, ... of a chunk of `tokens`, at most as many as are taken at once. Without a division. */
+OH_FN oh_qk_batch oh_qk_batch_of(oh_u32 chunk, oh_u32 tokens, oh_u32 base, oh_u32 step, oh_u32 most,
+                                 oh_qk_shape s) {
     oh_qk_batch b = {0, 0, 0};
-    b.first = first + base;
+    oh_u32 j;
+    b.first = chunk + base;
     b.step = step;
-    if (base < tokens) b.count = (tokens - base + step - 1) / step;
-    if (b.count > most) b.count = most;
+    OH_UNROLL
+    for (j = 0; j < OH_QKNORM_TOKENS; j++)
+        if (j < s.tokens) b.count += j < most && base + j * step < tokens;
     return b;
 }
 
-/* All of a block's tokens. The first rows are loaded together with the epoch; the weights, once the first sums are on
- * their way. */
-OH_FN oh_call_state oh_qk_run(const oh_qknorm_args *n, oh_grid g, oh_sums *sums,
+/* All of a block's tokens. The first rows, of which the lane's first unit lies at `unit`, are loaded together with the
+ * epoch; the weights, once the first sums are on their way. A GPU's block has 64 threads at least, which serve 4
+ * tokens. */
+OH_FN oh_call_state oh_qk_run(const oh_qknorm_args *n, oh_grid g, oh_u64 unit, oh_sums *sums,
                               float (*factors)[OH_QKNORM_TOKENS], oh_qk_shape s) {
     const oh_args *a = &n->call;
     const oh_u32 step = g.blocks - 1;
-    const oh_u32 most = s.tokens < OH_ROWS_SERVED(g) ? s.tokens : OH_ROWS_SERVED(g);
+    const oh_u32 most =
+        s.tokens <= 4 || s.tokens < OH_ROWS_SERVED(g) ? s.tokens : OH_ROWS_SERVED(g);
     oh_unit x[OH_QKNORM_KEPT];
     oh_sum w[OH_NORM_UNITS];
-    oh_u64 own[OH_QKNORM_TOKENS];
-    oh_u32 chunk, base;
+    oh_u64 own[OH_QKNORM_TOKENS], at[OH_NORM_UNITS];
+    oh_u32 chunk, base, i;
     oh_call_state c = oh_call_begin(oh_epoch_word(a, g.block));
-    oh_qk_batch b = oh_qk_batch_of(
-        0, n->chunk_tokens < n->tokens ? n->chunk_tokens : n->tokens, g.block, step, most);
-    oh_qk_load_batch(n, g, b, x, s);
+    oh_qk_batch b = oh_qk_batch_of(0, n->chunk_tokens < n->tokens ? n->chunk_tokens : n->tokens,
+                                   g.block, step, most, s);
+    OH_UNROLL
+    for (i = 0; i < s.units; i++) at[i] = i ? oh_qk_first_at(n, b, g.thread + i * n->lanes) : unit;
+    oh_qk_load_batch(n, g, b, at, x, s);
     oh_sums_begin(sums, 2 * s.tokens, n->lanes);
     OH_NO_UNROLL
     for (chunk = 0; chunk < a->chunks; chunk++) {
@@ -277,10 +292,13 @@ OH_FN oh_call_state oh_qk_run(const oh_qknorm_args *n, oh_grid g, oh_sums *sums,
         if (chunk) oh_fence_acq_rel_sys();
         OH_NO_UNROLL
         for (base = g.block; base < tokens; base += most * step) {
-            const oh_u32 is_first = base == g.block;
+            const oh_u32 is_first = base == g.block, next = base + most * step;
+            const oh_u32 triggers = chunk + 1 == a->chunks && next >= tokens && !a->early_trigger;
             if (chunk || !is_first) {
-                b = oh_qk_batch_of(first, tokens, base, step, most);
-                oh_qk_load_batch(n, g, b, x, s);
+                b = oh_qk_batch_of(first, tokens, base, step, most, s);
+                OH_UNROLL
+                for (i = 0; i < s.units; i++) at[i] = oh_qk_first_at(n, b, g.thread + i * n->lanes);
+                oh_qk_load_batch(n, g, b, at, x, s);
             }
             oh_qk_squares(n, g, b, x, sums, s);
             oh_group_sync();
@@ -288,11 +306,13 @@ OH_FN oh_call_state oh_qk_run(const oh_qknorm_args *n, oh_grid g, oh_sums *sums,
             oh_qk_send(a, g, c, b, place + 8ull * base, sums, own);
             if (a->early_trigger) oh_pdl_trigger();
             if (!chunk && is_first) oh_qk_load_weights(n, g, w, s);
-            oh_qk_prefetch_batch(
-                n, g, oh_qk_batch_of(first, tokens, base + most * step, step, most), s);
-            c.dead = oh_qk_factors(n, g, c, b, place + 8ull * base, own, factors);
+            if (next < tokens)
+                oh_qk_prefetch_batch(n, g, oh_qk_batch_of(first, tokens, next, step, most, s), s);
+            c.dead = oh_qk_factors(n, g, c, b, place + 8ull * base, own, factors,
+                                   triggers && s.tokens <= OH_SERVED_TOGETHER);
             oh_group_sync();
-            oh_qk_store_batch(n, g, b, x, w, factors, s);
+            if (triggers && s.tokens > OH_SERVED_TOGETHER) oh_pdl_trigger();
+            oh_qk_store_batch(n, g, b, at, x, w, factors, s);
         }
     }
     return c;
@@ -304,28 +324,33 @@ OH_FN void oh_qknorm(const oh_qknorm_args *n, oh_grid g, oh_u32 dtype, oh_u32 wo
     const oh_u32 step = g.blocks - 1, tokens = n->chunk_tokens;
     const oh_u32 whole = n->q_whole == n->q_units && n->q_whole + n->k_whole == a->units;
     const oh_qk_shape one = {1, 1, 1, dtype}, two = {2, 1, 1, dtype}, many = {8, 1, 1, dtype},
-                      wide = {4, 2, 1, dtype}, any = {OH_ROWS_KEPT ? 2 : 8, 4, 0, dtype};
+                      wide = {4, 2, 1, dtype}, any = {OH_ROWS_KEPT ? 1 : 8, 4, 0, dtype};
     OH_SHARED oh_sums sums;
     OH_SHARED float factors[2][OH_QKNORM_TOKENS];
+    const oh_qk_batch first = {g.block < n->tokens ? g.block : 0, step, 1};
+    const oh_u32 u = g.thread < a->units ? g.thread : 0;
+    const oh_u64 unit = oh_qk_first_at(n, first, u);
     oh_call_state c;
     (void)world;
-    if (g.block < step && g.block < n->tokens && g.thread < a->units) {
-        const oh_qk_batch b = {g.block, step, 1};
-        oh_prefetch(oh_qk_token_at(n, b, 0, g.thread));
-        oh_prefetch(oh_qk_at(n, n->q_weight, n->k_weight, g.thread));
-    }
+    /* By all threads, so that the address is there after the wait. */
+    oh_prefetch(unit);
+    oh_prefetch(oh_qk_at(n, n->q_weight, n->k_weight, u));
     if (oh_call_enter(a, g)) return;
     if (!OH_ROWS_KEPT || !whole || a->units > 2 * n->lanes)
-        c = oh_qk_run(n, g, &sums, factors, any);
+        c = oh_qk_run(n, g, unit, &sums, factors, any);
     else if (a->units > n->lanes)
-        c = oh_qk_run(n, g, &sums, factors, wide);
+        c = oh_qk_run(n, g, unit, &sums, factors, wide);
     else if (tokens <= step)
-        c = oh_qk_run(n, g, &sums, factors, one);
+        c = oh_qk_run(n, g, unit, &sums, factors, one);
     else if (tokens <= 2 * step)
-        c = oh_qk_run(n, g, &sums, factors, two);
+        c = oh_qk_run(n, g, unit, &sums, factors, two);
     else
-        c = oh_qk_run(n, g, &sums, factors, many);
-    oh_call_end(a, g, c);
+        c = oh_qk_run(n, g, unit, &sums, factors, many);
+    /* A block that had tokens has met after its last poll. */
+    if (g.block < n->tokens && g.block < tokens)
+        oh_call_leave(a, g, c);
+    else
+        oh_call_end(a, g, c);
 }
 
 #endif

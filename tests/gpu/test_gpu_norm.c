@@ -270,6 +270,9 @@ static void qknorms(gpu_rank *ranks, int here, void *argument) {
     CHECK(here == 1);
     one_qknorm(&b, ONEHOP_BFLOAT16, 1, 6144 / world, 1024 / world, false, INPUT_REAL);
     one_qknorm(&b, ONEHOP_BFLOAT16, 64, 6144 / world, 1024 / world, true, INPUT_REAL);
+    /* Units of a lane: one, in batches of 1, 2 and 4 tokens by the grid; two. */
+    one_qknorm(&b, ONEHOP_BFLOAT16, 20, 384, 128, true, INPUT_REAL);
+    one_qknorm(&b, ONEHOP_FLOAT32, 20, 2304, 256, true, INPUT_REAL);
     one_qknorm(&b, ONEHOP_FLOAT16, 257, 129, 8, true, INPUT_SPECIAL);
     one_qknorm(&b, ONEHOP_FLOAT32, 7, 33, 7, false, INPUT_MIXED);
     one_qknorm(&b, ONEHOP_FLOAT32, 3, 1, 1, false, INPUT_REAL);
