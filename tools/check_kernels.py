@@ -161,9 +161,13 @@ def scope_problem(op):
     return "16-byte ordered access that is not .sys" if rest & {"v4", "v8", "b128"} else ""
 
 
-def before_wait(body):
+def accesses_nothing(body):
+    return not any(is_access(op) or op.startswith("call") for op in map(opcode, body) if not op.startswith("prefetch"))
+
+
+def before_wait(body, quiet):
     """Accesses that some path reaches before griddepcontrol.wait, save prefetches and loads of what only the host writes; a call
-    counts as one."""
+    counts as one, save of the functions `quiet`, which access nothing."""
     labels = {s[:-1]: i for i, s in enumerate(body) if s.endswith(":")}
     todo, seen, bad = [0], set(), []
     while todo:
@@ -176,6 +180,9 @@ def before_wait(body):
         if op == "griddepcontrol.wait":
             continue
         if op.startswith(("ld.relaxed.gpu.global.L1::no_allocate", "prefetch")):  # oh_ld_host_u64: no kernel writes it; oh_prefetch reads nothing
+            todo.append(i + 1)
+            continue
+        if kind == "call" and any(name in body[i] for name in quiet):
             todo.append(i + 1)
             continue
         if is_access(op) or kind == "call":
@@ -193,6 +200,7 @@ def before_wait(body):
 def ptx_rules(ptx, target):
     """[(rule, [problem])] for one PTX text."""
     found = functions(ptx)
+    quiet = [name for name, (is_entry, body) in found.items() if not is_entry and accesses_nothing(body)]
     rules = {"no read-only path (.nc)": [], "scopes": []}
     pdl = "griddepcontrol.wait before any access"
     if int(target) >= 90:
@@ -219,7 +227,7 @@ def ptx_rules(ptx, target):
         if is_entry and int(target) >= 90:
             if "griddepcontrol.wait" not in map(opcode, body):
                 rules[pdl].append(f"{name}: no griddepcontrol.wait")
-            rules[pdl] += [f"{name}: {statement}" for statement in before_wait(body)]
+            rules[pdl] += [f"{name}: {statement}" for statement in before_wait(body, quiet)]
     return list(rules.items())
 
 
