@@ -325,7 +325,7 @@ static void check_choice(team *t, size_t count, onehop_dtype dtype, bool in_plac
 }
 
 static void choices(team *t) {
-    static const size_t limits[] = {64, 4096, 16384, 65536, 131072};
+    static const size_t limits[] = {64, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
     for (int r = 0; r < t->world_size; r++) memset(t->buffers[r]->in, 0, sizeof t->buffers[r]->in);
     for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++)
         for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
@@ -333,7 +333,7 @@ static void choices(team *t) {
                 check_choice(t, limits[i] / onehop_dtype_bytes((onehop_dtype)d) + (size_t)step,
                              (onehop_dtype)d, step == 0);
     onehop_choice small, large;
-    CHECK_OK(onehop_would_use(t->contexts[0], 65536, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_GRAPH,
+    CHECK_OK(onehop_would_use(t->contexts[0], 2048, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_GRAPH,
                               0, &small));
     CHECK_OK(onehop_would_use(t->contexts[0], 65540, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_GRAPH,
                               0, &large));
