@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # bench/record.sh FILE COMMAND...: appends a command and its output to FILE, under a heading with date, machine, driver and
 # commit if the file is new. What README and docs quote comes from such files (docs/results/).
-# ONEHOP_COMMIT names the commit where git does not know it.
+# ONEHOP_COMMIT names the commit where git does not know it. Exit status: the command's.
 set -euo pipefail
 file=$1
 shift
@@ -18,5 +18,8 @@ fi
 {
     echo
     echo "\$ $*"
-    "$@" 2>&1 || echo "(exit $?)"
+    code=0
+    "$@" 2>&1 || code=$?
+    [ $code = 0 ] || echo "(exit $code)"
+    exit $code
 } | tee -a "$file"
