@@ -456,9 +456,9 @@ typedef struct onehop_call {
     uint32_t reserved; /* 0 */
     /* Memory of this rank's GPU, readable until the call has ended (captured: in every replay), of which
      * the processors that the grid leaves idle bring the first 8 MiB into the L2 while the call waits:
-     * weights of the next matrix product, say. Begins, by programmatic dependent launch, before earlier work of the stream has
-     * ended; changes no result. 0 bytes: none. Without effect on the host device, alone in a group, in a
-     * grid of all processors and where NCCL serves. */
+     * weights of the next matrix product, say. Begins, by programmatic dependent launch, before earlier
+     * work of the stream has ended; changes no result. 0 bytes: none. Without effect on the host device,
+     * alone in a group, in a grid of all processors and where NCCL serves. */
     const void *prefetch;
     size_t prefetch_bytes;
 } onehop_call;
