@@ -296,6 +296,7 @@ static void found_by_variables(void) {
     oh_jit_cache_write(&key, &image);
     snprintf(path, sizeof path, "%s/.cache/onehop", root);
     CHECK_INT(0, access(path, X_OK));
+    CHECK(access("relative", F_OK) != 0);
     snprintf(path, sizeof path, "%s/xdg", root);
     setenv("XDG_CACHE_HOME", path, 1);
     CHECK(!reads(&key));
