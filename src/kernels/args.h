@@ -26,9 +26,10 @@ typedef struct oh_peer {
     oh_u64 from;  /* here, the slot of the k-th source other than this rank, in rank order */
 } oh_peer;
 
-/* What the fast path of a small group reads comes first and together: each cache line of arguments
- * that a launch touches for the first time is a wait. */
+/* What the fast path of a small group reads lies together, from the last members of `planes` on: each cache
+ * line of arguments that a launch touches for the first time is a wait. */
 typedef struct oh_args {
+    oh_planes planes;
     oh_u64 in, out;     /* addresses; equal or disjoint; element-aligned */
     oh_u64 local;       /* oh_local */
     oh_u64 phase_bytes; /* of the push plane */
@@ -37,15 +38,14 @@ typedef struct oh_args {
     oh_u32 chunks;
     oh_u32 early_trigger; /* trigger once pushing has begun; else after the last poll */
     oh_u32 rank, world;
-    oh_u32 hash;   /* of everything all ranks must agree on in this call */
-    oh_u32 blocks; /* of the grid; a GPU may launch more, which prefetch and leave */
-    oh_peer peers[OH_MAX_RANKS - 1];
-    oh_u64 slabs[OH_MAX_RANKS]; /* each rank's slab, as this rank's device sees it */
-    oh_planes planes;
+    oh_u32 hash;        /* of everything all ranks must agree on in this call */
+    oh_u32 blocks;      /* of the grid; a GPU may launch more, which prefetch and leave */
     oh_u64 count;       /* elements, at least 1 */
     oh_u64 chunk_bytes; /* a message longer than this goes in chunks of this size */
-    oh_u64 host;        /* oh_host_page */
-    oh_u64 host_poll;   /* host device: oh_host_poll and its argument, or 0 */
+    oh_peer peers[OH_MAX_RANKS - 1];
+    oh_u64 slabs[OH_MAX_RANKS]; /* each rank's slab, as this rank's device sees it */
+    oh_u64 host;                /* oh_host_page */
+    oh_u64 host_poll;           /* host device: oh_host_poll and its argument, or 0 */
     oh_u64 host_poll_argument;
     oh_u64 row;       /* oh_row with the captured addresses; 0: none, the workspace serves */
     oh_u32 tag;       /* that the row must have */
