@@ -105,8 +105,7 @@ OH_FN oh_i32 oh_norm_await_units(const oh_args *a, oh_u64 at, oh_u64 apart, oh_u
 }
 
 /* All rows of a block that has some. */
-OH_FN void oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_call_state c, oh_u32 dtype,
-                        oh_u32 world, oh_u32 each) {
+OH_FN void oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world, oh_u32 each) {
     const oh_args *a = &n->call;
     /* Two units of more sources than one and all else do not fit in registers. */
     const oh_u32 together = world > 2 ? 1 : each;
@@ -121,7 +120,9 @@ OH_FN void oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_call_state c, oh_u3
     oh_u64 residual_out = n->residual_out + g.block * n->residual_out_stride, place;
     float squares[OH_KEPT_ROOM(1)], inverse;
     oh_u32 row = g.block, units = a->units, turn = 0, lane, i, j;
+    oh_call_state c;
     oh_norm_load(n, g, in, own, each);
+    c = oh_call_begin(oh_epoch_word(a, g.block));
     /* To add -0 changes nothing: no residual needs no code of its own. */
     OH_LANES(lane, g, n->lanes) {
         OH_UNROLL
@@ -232,13 +233,13 @@ OH_FN void oh_norm_push_row(const oh_norm_args *n, oh_grid g, oh_u32 row, oh_u64
     }
 }
 
-OH_FN void oh_norm_general(const oh_norm_args *n, oh_grid g, oh_call_state c, oh_u32 dtype,
-                           oh_u32 world) {
+OH_FN void oh_norm_general(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_args *a = &n->call;
     const oh_u64 row_room = (oh_u64)a->units * OH_UNIT_BYTES;
     oh_unit r[OH_KEPT_ROOM(OH_NORM_UNITS)];
     const oh_u32 stride = g.blocks - 1;
     oh_u32 chunk, row, pushed, turn = 0;
+    oh_call_state c = oh_call_begin(oh_epoch_word(a, g.block));
     OH_NO_UNROLL
     for (chunk = 0; chunk < a->chunks; chunk++) {
         const oh_u32 first = chunk * n->chunk_rows, left = n->rows - first;
@@ -265,7 +266,6 @@ OH_FN void oh_norm_general(const oh_norm_args *n, oh_grid g, oh_call_state c, oh
  * take one way, so each may have an end of its own. */
 OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_args *a = &n->call;
-    oh_call_state c;
     /* Units of a lane for which there are registers. */
     const oh_u32 most = world <= 4 && dtype == OH_BF16 ? 2 : 1;
     const oh_u32 fast = !OH_PUSH_WHOLE_CHUNK && world && a->chunks == 1 && a->whole == a->units &&
@@ -278,13 +278,12 @@ OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 
             (oh_u64)g.thread * OH_UNIT_BYTES);
     }
     if (oh_call_enter(a, g)) return;
-    c = oh_call_begin(oh_epoch_word(a, g.block));
     if (OH_UNLIKELY(!fast))
-        oh_norm_general(n, g, c, dtype, world);
+        oh_norm_general(n, g, dtype, world);
     else if (most == 1 || a->units <= n->lanes)
-        oh_norm_fast(n, g, c, dtype, world, 1);
+        oh_norm_fast(n, g, dtype, world, 1);
     else
-        oh_norm_fast(n, g, c, dtype, world, 2);
+        oh_norm_fast(n, g, dtype, world, 2);
 }
 
 #endif
