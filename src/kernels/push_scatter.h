@@ -36,8 +36,8 @@ OH_FN oh_message oh_shard_message(const oh_args *a, oh_u32 dtype, oh_u64 chunk, 
 }
 
 /* Stores unit `unit` of every peer's shard to that peer; any alignment. */
-OH_FN void oh_scatter_unit(const oh_args *a, oh_u32 chunk, oh_u32 unit, oh_u64 at, oh_u32 dtype,
-                           oh_u32 ranks) {
+OH_SLOW_FN void oh_scatter_unit(const oh_args *a, oh_u32 chunk, oh_u32 unit, oh_u64 at,
+                                oh_u32 dtype, oh_u32 ranks) {
     oh_u32 k;
     OH_NO_UNROLL
     for (k = 0; k + 1 < ranks; k++) {
@@ -93,9 +93,17 @@ OH_FN void oh_scatter_store(const oh_args *a, oh_u64 at, const oh_unit *v, oh_u3
         oh_st_relaxed_sys_unit(a->peers[k].there + at, oh_sanitise(v[k], dtype));
 }
 
+/* Brings whole unit `unit` of all shards into the L2. */
+OH_FN void oh_scatter_prefetch(oh_u64 in, oh_u64 shard, oh_u32 unit, oh_u32 world) {
+    oh_u32 r;
+    OH_UNROLL
+    for (r = 0; r < world; r++) oh_prefetch(in + shard * r + (oh_u64)unit * OH_UNIT_BYTES);
+}
+
 /* The fast path: whole units that arrive within OH_POLLS looks. As in 1shot_push a thread pushes its
  * next unit before it polls this one, so that the link is busy while it waits, and never across
- * chunks. `first` holds unit s.unit of the first chunk. Returns where it stopped. */
+ * chunks; the one after it is on its way from memory meanwhile. `first` holds unit s.unit of the first
+ * chunk. Returns where it stopped. */
 OH_FN oh_push_state oh_scatter_fast(const oh_args *a, oh_grid g, oh_call_state c, oh_push_state s,
                                     const oh_unit *first, oh_u32 dtype, oh_u32 world) {
     const oh_u32 stride = (g.blocks - 1) * g.threads;
@@ -114,6 +122,8 @@ OH_FN oh_push_state oh_scatter_fast(const oh_args *a, oh_grid g, oh_call_state c
             const oh_unit own = oh_ld_unit(in + shard * a->rank + offset);
             oh_unit v[OH_MAX_RANKS];
             oh_u32 n = 0;
+            if (s.unit + 2 * stride < whole)
+                oh_scatter_prefetch(in, shard, s.unit + 2 * stride, world);
             if (s.unit + stride < whole) {
                 oh_scatter_load(a, in, shard, s.unit + stride, v, world);
                 oh_scatter_store(a, at + (oh_u64)stride * OH_UNIT_BYTES, v, dtype, world);
