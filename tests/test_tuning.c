@@ -398,10 +398,10 @@ static void sizes_on_gpus(void) {
         bool uncap;
         size_t usual, push, pull; /* KiB */
     } cases[] = {
-        {0, false, 8192, 3072, 16384},   {0, false, 2048, 2048, 16384},
-        {0, true, 2048, 3072, 102400},   /* nccl has the rest */
-        {2048, false, 1024, 2048, 2048}, /* pull in graphs */
-        {1, false, 8192, 64, 1024},      /* the least */
+        {0, false, 8192, 3072, 32768}, /* all-gathers: as many chunks as keep a link busy */
+        {0, false, 2048, 2048, 32768},    {0, true, 2048, 3072, 102400}, /* nccl has the rest */
+        {8192, false, 1024, 3072, 16384}, {2048, false, 1024, 2048, 4096},
+        {1, false, 8192, 64, 1024}, /* the least */
     };
     oh_dispatch d;
     size_t push, pull;

@@ -137,6 +137,14 @@ OH_FN void oh_gather_push_chunk(const oh_args *a, const oh_gather_part *p) {
     }
 }
 
+/* Brings this thread's whole units of a chunk into the L2. */
+OH_FN void oh_gather_prefetch_chunk(const oh_args *a, const oh_gather_part *p) {
+    oh_u32 u;
+    OH_NO_UNROLL
+    for (u = p->first; u < p->whole; u += p->stride)
+        oh_prefetch(a->in + p->at + (oh_u64)u * OH_UNIT_BYTES);
+}
+
 OH_FN void oh_gather_copy_batch(const oh_gather_part *p, oh_u64 from, oh_u64 out, oh_u32 u,
                                 oh_u32 full) {
     oh_unit v[OH_GATHER_UNITS];
@@ -222,6 +230,10 @@ OH_FN void oh_gather_push(const oh_args *a, oh_grid g) {
             if (c.dead) break;
             oh_gather_tell(a, g, c.epoch, chunk + 1);
             if (a->early_trigger) oh_pdl_trigger();
+        }
+        if (chunk + 1 < a->chunks) {
+            const oh_gather_part later = oh_gather_part_of(a, g, c.phase, chunk + 1);
+            oh_gather_prefetch_chunk(a, &later);
         }
         if (chunk) {
             if (!c.dead) c.dead = !oh_gather_hear(a, g, c.epoch, chunk);

@@ -9,14 +9,14 @@
 
 /* Sizes that differ between the devices. Slot: all slots of both phases take at most push_total.
  * Flag words take all-gathers of up to half of a source's place: on GPUs about what a link moves while a
- * flag behind plain stores would be on its way (predicted, docs/tuning-log.md). */
+ * flag behind plain stores would be on its way (measured, docs/tuning-log.md). */
 typedef struct defaults {
     size_t slot_most, push_total, flag_most, flag_total, pull_bytes;
     uint32_t max_blocks, max_rows;
 } defaults;
 
 /* 64 blocks fit on any GPU this runs on; a context asks the GPUs and takes more. */
-static const defaults cuda_defaults = {16 * MIB, 64 * MIB, MIB / 2, 4 * MIB, 16 * MIB, 64, 4096};
+static const defaults cuda_defaults = {16 * MIB, 64 * MIB, 1 * MIB, 4 * MIB, 16 * MIB, 64, 4096};
 static const defaults host_defaults = {1 * MIB, 4 * MIB, 4 * PAGE, 64 * 4 * PAGE, 1 * MIB, 16, 256};
 
 static size_t share_of(size_t total, size_t most, int world_size) {
