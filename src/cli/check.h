@@ -30,7 +30,7 @@ typedef struct check_cell {
     uint64_t outputs;  /* compared: one per rank, call and replay */
     uint64_t wrong;    /* elements */
     uint64_t outside;  /* guard bytes that changed */
-    char refused[200]; /* what the library said to the first call that it refused */
+    char refused[400]; /* what the library said to the first call that it refused */
 } check_cell;
 
 /* The runs of one world size in one layout. */

@@ -64,14 +64,14 @@ static bool any_applies(const check_report *report, int k) {
 static void print_table(const check_report *report) {
     printf("# outputs compared, by ranks (p: processes, t: threads, s: all driven by one thread); "
            "-: skipped, ?: not reached\n#\n");
-    printf("# %-10s  %-9s  %-5s", "algorithm", "source", "mode");
+    printf("# %-12s  %-9s  %-5s", "algorithm", "source", "mode");
     for (int c = 0; c < report->columns; c++)
         printf(" %5d%c", report->column[c].world_size, layout_names[report->column[c].layout][0]);
     printf("\n");
     for (int k = 0; k < CHECK_KINDS; k++) {
         check_kind kind = check_kind_of(k);
         if (!any_applies(report, k)) continue;
-        printf("  %-10s  %-9s  %-5s", onehop_algorithm_name(kind.algorithm),
+        printf("  %-12s  %-9s  %-5s", onehop_algorithm_name(kind.algorithm),
                onehop_source_name(kind.source), mode_name(kind));
         for (int c = 0; c < report->columns; c++) print_place(&report->column[c], k);
         printf("\n");
@@ -115,7 +115,7 @@ static void print_failures(const check_column *column) {
 
 void check_print(const check_report *report) {
     check_totals totals = check_count(report);
-    printf("# onehop %s (commit %s)\n# Check starting: all_reduce on %s\n", cli_version(),
+    printf("# onehop %s (commit %s)\n# Check starting on %s\n", cli_version(),
            ONEHOP_COMMIT, report->line);
     print_table(report);
     printf("#\n");
