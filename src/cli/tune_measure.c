@@ -16,8 +16,8 @@ enum {
     WAYS = 256,
     FIRST_SAMPLES = 5, /* to find the finalists */
     FINALISTS = 3,
-    REPEATS = 3,  /* medians of one finalist */
-    ATTEMPTS = 3, /* to make them repeat */
+    REPEATS = 3,  /* medians of one finalist that must be alike, one after the other */
+    MEDIANS = 12, /* measured at most for that */
     HALVINGS = 2,
 };
 
@@ -99,21 +99,21 @@ static void refuse(perf_worker *worker, const tune_way *way, const double *us) {
     if (worker->rank[0].rank != 0) return;
     snprintf(run->report->noise, sizeof run->report->noise,
              "%s at %llu bytes, %s: medians of %.3f, %.3f and %.3f us differ by %.1f %%, more than "
-             "%.1f %%, also when measured %d times; nothing was written",
+             "%.1f %%, the last of %d; nothing was written",
              name, (unsigned long long)run->bytes, worker->plan->graph ? "graph" : "eager", us[0],
-             us[1], us[2], 100 * (us[REPEATS - 1] / us[0] - 1), 100 * run->noise, ATTEMPTS);
+             us[1], us[2], 100 * (us[REPEATS - 1] / us[0] - 1), 100 * run->noise, MEDIANS);
 }
 
-/* The median of medians, once these are alike; else the run is refused. */
+/* The median of the last medians, once these are alike; else the run is refused. */
 static onehop_result settle(perf_worker *worker, tune_way *way) {
     tune_run *run = worker->user;
-    double us[REPEATS];
-    for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
-        for (int i = 0; i < REPEATS; i++) {
-            onehop_result result = measure(worker, way);
-            if (result != ONEHOP_OK) return result;
-            us[i] = way->us;
-        }
+    double last[MEDIANS], us[REPEATS];
+    for (int i = 0; i < MEDIANS; i++) {
+        onehop_result result = measure(worker, way);
+        if (result != ONEHOP_OK) return result;
+        last[i] = way->us;
+        if (i + 1 < REPEATS) continue;
+        memcpy(us, &last[i + 1 - REPEATS], sizeof us);
         qsort(us, REPEATS, sizeof *us, compare_doubles);
         way->us = us[REPEATS / 2];
         if (us[REPEATS - 1] <= us[0] * (1 + run->noise)) return ONEHOP_OK;
