@@ -356,7 +356,7 @@ typedef struct onehop_layout_config {
      * 4096. */
     size_t push_bytes;
     /* Bytes of one half of the pull buffer (on the host: of the area a rank publishes in). A
-     * multiple of 4096. Default: 16 MiB on CUDA, 1 MiB on the host. */
+     * multiple of 4096. Default: 32 MiB on CUDA, 1 MiB on the host. */
     size_t pull_bytes;
     /* Largest grid of any call; all its blocks must fit on the smallest rank's device at once.
      * Default: 64 on CUDA (long messages want one per multiprocessor, divided by the ranks on a
@@ -507,8 +507,8 @@ typedef struct onehop_config {
      * about speed and memory (onehop_stats tells both). push_bytes and pull_bytes, see
      * onehop_layout_config, are taken as they are or refused. One that is 0 is, on CUDA, the longest
      * message that the tuning table sends by push or by pull, up to max_bytes or, without it, 16 MiB
-     * and all push slots together 64 MiB, and pull_bytes 16 MiB at least, which all-gathers of long
-     * parts fill (1 MiB where max_bytes is less); on the host the layout's default, for push max_bytes.
+     * and all push slots together 64 MiB; and pull_bytes at least twice that, between 1 and 32 MiB, which
+     * all-gathers of long parts fill. On the host the layout's default, for push max_bytes.
      * max_bytes: the longest message that should go in one piece; at most 128 MiB. */
     size_t max_bytes;
     size_t push_bytes;

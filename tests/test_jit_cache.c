@@ -292,6 +292,7 @@ static void found_by_variables(void) {
     const oh_digest key = key_of(1);
     unsetenv("ONEHOP_CACHE_DIR");
     setenv("HOME", root, 1);
+    CHECK_INT(0, chdir(root));
     setenv("XDG_CACHE_HOME", "relative/is/ignored", 1);
     oh_jit_cache_write(&key, &image);
     snprintf(path, sizeof path, "%s/.cache/onehop", root);

@@ -266,12 +266,13 @@ static void defaults(void) {
             onehop_layout layout;
             const size_t mib = (size_t)1 << 20, total = (kind == ONEHOP_DEVICE_CUDA ? 64 : 4) * mib;
             const size_t most = (kind == ONEHOP_DEVICE_CUDA ? 16 : 1) * mib,
+                         pull = (kind == ONEHOP_DEVICE_CUDA ? 32 : 1) * mib,
                          share = total / (2 * (size_t)world_size);
             config.device_kind = (onehop_device_kind)kind;
             config.world_size = world_size;
             CHECK_OK(onehop_layout_get(&config, &layout));
             CHECK_INT((share < most ? share : most) / 4096 * 4096, layout.push_bytes);
-            CHECK_INT(most, layout.pull_bytes);
+            CHECK_INT(pull, layout.pull_bytes);
             CHECK_INT(kind == ONEHOP_DEVICE_CUDA ? 64 : 16, layout.max_blocks);
             CHECK_INT(kind == ONEHOP_DEVICE_CUDA ? 4096 : 256, layout.max_rows);
             CHECK(layout.symmetric_bytes >=

@@ -126,8 +126,7 @@ class CustomAllReduceV2(DropIn):
         return rows
 
     def uncap_pull_thresholds(self) -> None:
-        """Messages up to max_pull_size are taken. They are anyway: nothing here is left to NCCL by a threshold."""
-        self._limit = max(self._limit, self.max_pull_size)
+        """Does nothing: all messages up to max_size are taken anyway, none is left to NCCL by a threshold."""
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 

@@ -115,8 +115,8 @@ static void print_failures(const check_column *column) {
 
 void check_print(const check_report *report) {
     check_totals totals = check_count(report);
-    printf("# onehop %s (commit %s)\n# Check starting on %s\n", cli_version(),
-           ONEHOP_COMMIT, report->line);
+    printf("# onehop %s (commit %s)\n# Check starting on %s\n", cli_version(), ONEHOP_COMMIT,
+           report->line);
     print_table(report);
     printf("#\n");
     for (int k = 0; k < CHECK_KINDS; k++) print_refusals(report, k);

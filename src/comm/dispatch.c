@@ -112,8 +112,8 @@ void oh_dispatch_sizes(const oh_dispatch *d, size_t max_bytes, bool uncap, size_
                        size_t *push_out, size_t *pull_out) {
     const size_t cap = max_bytes ? max_bytes : uncap ? OH_DISPATCH_MOST_BYTES : 16 * M;
     /* For calls that name an algorithm that the table does not use; and for gather_push, whose chunks are
-     * a quarter of a rank's part of a half: at most 4 MiB between two ranks, which fills a link while
-     * a flag is on its way and the chunk before is copied. */
+     * a quarter of a rank's part of a half: 4 MiB of 32 between two ranks, which fills a link while a
+     * flag is on its way and the chunk before is copied. */
     const size_t least_push = 64 * K;
     size_t least_pull = 2 * cap < 32 * M ? 2 * cap : 32 * M, push, pull;
     if (least_pull < 1 * M) least_pull = 1 * M;

@@ -16,7 +16,7 @@ typedef struct oh_norm_args {
     /* in: x; out: normed; units: of a row; whole: those of a row that are loaded and stored 16
      * bytes at once; chunk_bytes: of a sub-slot. */
     oh_args call;
-    /* What the fast path reads comes first, as in oh_args. Strides: bytes from row to row. */
+    /* What the fast path reads comes first. Strides: bytes from row to row. */
     oh_u64 residual_in, weight, residual_out;
     oh_u64 in_stride, residual_in_stride, out_stride, residual_out_stride;
     oh_u64 quantised;

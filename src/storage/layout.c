@@ -16,7 +16,7 @@ typedef struct defaults {
 } defaults;
 
 /* 64 blocks fit on any GPU this runs on; a context asks the GPUs and takes more. */
-static const defaults cuda_defaults = {16 * MIB, 64 * MIB, 1 * MIB, 4 * MIB, 16 * MIB, 64, 4096};
+static const defaults cuda_defaults = {16 * MIB, 64 * MIB, 1 * MIB, 4 * MIB, 32 * MIB, 64, 4096};
 static const defaults host_defaults = {1 * MIB, 4 * MIB, 4 * PAGE, 64 * 4 * PAGE, 1 * MIB, 16, 256};
 
 static size_t share_of(size_t total, size_t most, int world_size) {

@@ -163,6 +163,8 @@ if has command; then
     perf -g 2 -b 1K -e 1M -d bfloat16 -n 50 --eager
     perf -g 2 -b 1K -e 64K -d half -n 50 -G 5 --early-trigger
     perf -g 2 -b 16M -e 64M -d float -n 5 -G 2
+    perf -g 2 -o reduce_scatter -b 16M -e 64M -d float -n 5 -G 2
+    perf -g 2 -o all_gather -b 16M -e 64M -d float -n 5 -G 2
     perf -g 2 --layout thread -b 4K -e 64K -n 20 -G 5
     perf -g 2 --layout single -b 4K -e 64K -n 20 -G 5
     perf -g 4 --layout thread --ranks-per-device 4 -b 4K -e 64K -n 20 -G 5

@@ -277,7 +277,7 @@ static void chunks(gpu_rank *ranks, int here, void *argument) {
     free(benches);
 }
 
-/* In the planes that a context has by itself: one piece, and chunks of gather_push. */
+/* In the planes that a context has by itself: one piece (perf in run.sh goes on to several). */
 static void long_parts(gpu_rank *ranks, int here, void *argument) {
     bench *benches = calloc(ONEHOP_MAX_RANKS, sizeof *benches);
     const size_t most = ((size_t)4 << 20) / (size_t)ranks[0].world / 4;
