@@ -248,8 +248,7 @@ static PyMethodDef methods[] = {
         "on the device, of the same supported type and shape"),
     METHOD(all_reduce_with, METH_FASTCALL,
            "all_reduce_with(in, out, count, dtype, stream, algorithm, source, blocks, threads, "
-           "prefetch, "
-           "prefetch_bytes[, row])"),
+           "prefetch, prefetch_bytes[, row])"),
     METHOD(row_take, METH_NOARGS, "reserves a row of the table of captured inputs"),
     METHOD(row_fill, METH_VARARGS, "row_fill(row, in, out): addresses by rank; in None: staged"),
     METHOD(row_release, METH_O, "row_release(row)"),

@@ -548,8 +548,7 @@ static PyMethodDef methods[] = {
         "on the device, of the same supported type and shape"),
     METHOD(all_reduce_with, METH_FASTCALL,
            "all_reduce_with(in, out, count, dtype, stream, algorithm, source, blocks, threads, "
-           "prefetch, "
-           "prefetch_bytes)"),
+           "prefetch, prefetch_bytes)"),
     METHOD(reduce_scatter, METH_FASTCALL, "reduce_scatter(in, out, count, dtype, stream)"),
     METHOD(all_gather, METH_FASTCALL, "all_gather(in, out, bytes, stream)"),
     METHOD(all_reduce_norm, METH_VARARGS,

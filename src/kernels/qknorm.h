@@ -76,8 +76,8 @@ OH_FN void oh_qk_store(const oh_qknorm_args *n, oh_u64 at, oh_u32 u, oh_unit v, 
         oh_st_unit(at, v);
 }
 
-/* The lanes' units of all tokens, if they are kept; `at`: where those of the first one lie. All loads are in flight
- * together. */
+/* The lanes' units of all tokens, if they are kept; `at`: where those of the first one lie, or 0 to work it
+ * out. All loads are in flight together. With `x` 0 they are brought into the L2 only. */
 OH_FN void oh_qk_load_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, const oh_u64 *at,
                             oh_unit *x, oh_qk_shape s) {
     oh_u32 i, j;
@@ -86,22 +86,13 @@ OH_FN void oh_qk_load_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, c
         OH_UNROLL
         for (i = 0; i < s.units; i++) {
             const oh_u32 u = g.thread + i * n->lanes;
-            if (j < b.count && u < n->call.units)
-                x[j * s.units + i] = oh_ld_unit(at[i] + j * oh_qk_jump(n, b, u));
-        }
-    }
-}
-
-/* Of the next batch. */
-OH_FN void oh_qk_prefetch_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, oh_qk_shape s) {
-    oh_u32 i, j;
-    OH_UNROLL
-    for (j = 0; s.kept && j < s.tokens; j++) {
-        OH_UNROLL
-        for (i = 0; i < s.units; i++) {
-            const oh_u32 u = g.thread + i * n->lanes;
-            if (j < b.count && u < n->call.units)
-                oh_prefetch(oh_qk_first_at(n, b, u) + j * oh_qk_jump(n, b, u));
+            if (j < b.count && u < n->call.units) {
+                const oh_u64 p = (at ? at[i] : oh_qk_first_at(n, b, u)) + j * oh_qk_jump(n, b, u);
+                if (x)
+                    x[j * s.units + i] = oh_ld_unit(p);
+                else
+                    oh_prefetch(p);
+            }
         }
     }
 }
@@ -307,7 +298,7 @@ OH_FN oh_call_state oh_qk_run(const oh_qknorm_args *n, oh_grid g, oh_u64 unit, o
             if (a->early_trigger) oh_pdl_trigger();
             if (!chunk && is_first) oh_qk_load_weights(n, g, w, s);
             if (next < tokens)
-                oh_qk_prefetch_batch(n, g, oh_qk_batch_of(first, tokens, next, step, most, s), s);
+                oh_qk_load_batch(n, g, oh_qk_batch_of(first, tokens, next, step, most, s), 0, 0, s);
             c.dead = oh_qk_factors(n, g, c, b, place + 8ull * base, own, factors,
                                    triggers && s.tokens <= OH_SERVED_TOGETHER);
             oh_group_sync();
