@@ -413,6 +413,11 @@ class Check(unittest.TestCase):
         for cell in cells:
             self.assertEqual(cell["ranks"], 3)
             self.assertTrue(cell["outputs"] or cell["refused"], cell)
+        rows = [line for line in done.stdout.splitlines() if re.match(r"(#| ) \w+ +\w+ +(mode|eager|graph) ", line)]
+        self.assertGreater(len(rows), 20)
+        self.assertEqual({len(row) for row in rows}, {len(rows[0])}, "columns stand below each other")
+        why = {cell["refused"] for cell in cells if cell["source"] == "multicast"}
+        self.assertTrue(why and all(reason.endswith("on hardware") for reason in why), "whole reasons")
 
     def test_finds_one_wrong_bit(self):
         done, data = self.report("-g", "2", "--corrupt", "77")

@@ -7,10 +7,13 @@
 #include "rank_contexts.h"
 #include "reference.h"
 
+#include "cli/tune.h"
 #include "comm/context.h"
 #include "device/cuda/nccl.h"
 #include "kernels/kernels.h"
 #include "storage/layout.h"
+
+#include <math.h>
 
 #define HEAD "onehop-tuning 1\n"
 #define CUDA HEAD "device cuda\n"
@@ -398,29 +401,31 @@ static void sizes_on_gpus(void) {
         bool uncap;
         size_t usual, push, pull; /* KiB */
     } cases[] = {
-        {0, false, 8192, 3072, 32768}, /* all-gathers: as many chunks as keep a link busy */
-        {0, false, 2048, 2048, 32768},    {0, true, 2048, 3072, 102400}, /* nccl has the rest */
-        {8192, false, 1024, 3072, 16384}, {2048, false, 1024, 2048, 4096},
-        {1, false, 8192, 64, 1024}, /* the least */
+        {0, false, 8192, 3072, 32768}, /* what is usual, for all-gathers */
+        {0, false, 2048, 2048, 32768},    {0, true, 2048, 3072, 102400},   /* nccl has the rest */
+        {8192, false, 1024, 3072, 16384}, {2048, false, 1024, 2048, 4096}, /* twice as much */
+        {1, false, 8192, 64, 1024},                                        /* the least */
     };
+    onehop_layout usual = {.pull_bytes = (size_t)32 << 20};
     oh_dispatch d;
     size_t push, pull;
     init_text(&d, text, 90, 2, true);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        oh_dispatch_sizes(&d, cases[i].max_bytes << 10, cases[i].uncap, cases[i].usual << 10, &push,
-                          &pull);
+        usual.push_bytes = cases[i].usual << 10;
+        oh_dispatch_sizes(&d, cases[i].max_bytes << 10, cases[i].uncap, &usual, &push, &pull);
         CHECK_INT(cases[i].push << 10, push);
         CHECK_INT(cases[i].pull << 10, pull);
     }
     init_text(&d, CUDA "4 any 6M 2shot_push - 3 64\n4 any any 2shot_pull workspace 3 64\n", 90, 4,
               false);
-    oh_dispatch_sizes(&d, 0, false, 1 << 25, &push, &pull);
+    usual.push_bytes = 1 << 25;
+    oh_dispatch_sizes(&d, 0, false, &usual, &push, &pull);
     if (oh_kernel_find(ONEHOP_DEVICE_CUDA, ONEHOP_2SHOT_PUSH, ONEHOP_FLOAT32, 4) >= 0)
         CHECK_INT(3 << 20, push); /* two shards */
     init_text(&d, text, 90, 2, false);
-    oh_dispatch_sizes(&d, 0, true, 0, &push, &pull);
+    oh_dispatch_sizes(&d, 0, true, &usual, &push, &pull);
     CHECK_INT(OH_DISPATCH_MOST_BYTES, pull);
-    oh_dispatch_sizes(&d, 2000001, false, 0, &push, &pull);
+    oh_dispatch_sizes(&d, 2000001, false, &usual, &push, &pull);
     CHECK_INT(2002944, push); /* whole pages */
 }
 
@@ -833,6 +838,20 @@ static void nccl(void) {
     CHECK_CONTAINS("libc.so.6 has no nccl", onehop_last_error());
 }
 
+/* Of the tuner: medians are good once the last three are alike, wherever they begin. */
+static void medians_that_settle(void) {
+    const double inf = INFINITY, seen[] = {4.3, 4.9, 4.676, 4.678, 4.7}, never[] = {inf, inf, inf},
+                 mixed[] = {inf, 4.7, 4.7};
+    double us[TUNE_REPEATS];
+    CHECK(!tune_settled(seen, 2, 0.05, us));
+    CHECK(!tune_settled(seen, 3, 0.05, us) && !tune_settled(seen, 4, 0.0, us));
+    CHECK(us[0] == 4.676 && us[1] == 4.678 && us[2] == 4.9);
+    CHECK(tune_settled(seen, 5, 0.05, us));
+    CHECK(us[TUNE_REPEATS / 2] == 4.678);
+    CHECK(tune_settled(never, 3, 0.05, us) && isinf(us[TUNE_REPEATS / 2]));
+    CHECK(!tune_settled(mixed, 3, 0.05, us));
+}
+
 int main(void) {
     watchdog(110);
     unsetenv("ONEHOP_TUNING");
@@ -843,6 +862,7 @@ int main(void) {
     windows_of_multicast();
     grids();
     sizes_on_gpus();
+    medians_that_settle();
     odd_files();
     bounds();
     sizes();

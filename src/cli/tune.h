@@ -7,7 +7,8 @@
 #include "cli/perf.h"
 
 enum {
-    TUNE_ROWS = 128, /* of one mode */
+    TUNE_ROWS = 128,  /* of one mode */
+    TUNE_REPEATS = 3, /* medians of one way that must be alike, one after the other */
 };
 
 /* A way to do a call, and how long it takes. */
@@ -50,6 +51,19 @@ typedef struct tune_run {
  * the rows, and its results with the reference. */
 onehop_result tune_measure(perf_worker *worker, bool *wrong_out);
 onehop_result tune_try(perf_worker *worker, bool *wrong_out);
+
+/* Are the last TUNE_REPEATS of `count` medians alike within `noise`, a fraction? They are in us_out, sorted. Ways
+ * that do not serve, INFINITY all along, are. */
+static inline bool tune_settled(const double *medians, int count, double noise, double *us_out) {
+    if (count < TUNE_REPEATS) return false;
+    for (int i = 0; i < TUNE_REPEATS; i++) {
+        const double us = medians[count - TUNE_REPEATS + i];
+        int at = i;
+        for (; at > 0 && us_out[at - 1] > us; at--) us_out[at] = us_out[at - 1];
+        us_out[at] = us;
+    }
+    return us_out[TUNE_REPEATS - 1] <= us_out[0] * (1 + noise);
+}
 
 bool tune_same_way(const tune_way *a, const tune_way *b);
 

@@ -16,8 +16,7 @@ enum {
     WAYS = 256,
     FIRST_SAMPLES = 5, /* to find the finalists */
     FINALISTS = 3,
-    REPEATS = 3,  /* medians of one finalist that must be alike, one after the other */
-    MEDIANS = 12, /* measured at most for that */
+    MEDIANS = 12, /* of one finalist at most, until they settle */
     HALVINGS = 2,
 };
 
@@ -86,11 +85,6 @@ static onehop_result measure(perf_worker *worker, tune_way *way) {
     return result;
 }
 
-static int compare_doubles(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static void refuse(perf_worker *worker, const tune_way *way, const double *us) {
     tune_run *run = worker->user;
     char name[96];
@@ -101,22 +95,20 @@ static void refuse(perf_worker *worker, const tune_way *way, const double *us) {
              "%s at %llu bytes, %s: medians of %.3f, %.3f and %.3f us differ by %.1f %%, more than "
              "%.1f %%, the last of %d; nothing was written",
              name, (unsigned long long)run->bytes, worker->plan->graph ? "graph" : "eager", us[0],
-             us[1], us[2], 100 * (us[REPEATS - 1] / us[0] - 1), 100 * run->noise, MEDIANS);
+             us[1], us[2], 100 * (us[TUNE_REPEATS - 1] / us[0] - 1), 100 * run->noise, MEDIANS);
 }
 
 /* The median of the last medians, once these are alike; else the run is refused. */
 static onehop_result settle(perf_worker *worker, tune_way *way) {
     tune_run *run = worker->user;
-    double last[MEDIANS], us[REPEATS];
+    double medians[MEDIANS], us[TUNE_REPEATS];
     for (int i = 0; i < MEDIANS; i++) {
         onehop_result result = measure(worker, way);
         if (result != ONEHOP_OK) return result;
-        last[i] = way->us;
-        if (i + 1 < REPEATS) continue;
-        memcpy(us, &last[i + 1 - REPEATS], sizeof us);
-        qsort(us, REPEATS, sizeof *us, compare_doubles);
-        way->us = us[REPEATS / 2];
-        if (us[REPEATS - 1] <= us[0] * (1 + run->noise)) return ONEHOP_OK;
+        medians[i] = way->us;
+        if (!tune_settled(medians, i + 1, run->noise, us)) continue;
+        way->us = us[TUNE_REPEATS / 2];
+        return ONEHOP_OK;
     }
     refuse(worker, way, us);
     return ONEHOP_OK;

@@ -108,17 +108,17 @@ static void find_longest(const oh_dispatch *d, size_t most, size_t *push_out, si
     }
 }
 
-void oh_dispatch_sizes(const oh_dispatch *d, size_t max_bytes, bool uncap, size_t usual_push,
-                       size_t *push_out, size_t *pull_out) {
+void oh_dispatch_sizes(const oh_dispatch *d, size_t max_bytes, bool uncap,
+                       const onehop_layout *usual, size_t *push_out, size_t *pull_out) {
     const size_t cap = max_bytes ? max_bytes : uncap ? OH_DISPATCH_MOST_BYTES : 16 * M;
     /* For calls that name an algorithm that the table does not use; and for gather_push, whose chunks are
      * a quarter of a rank's part of a half: 4 MiB of 32 between two ranks, which fills a link while a
      * flag is on its way and the chunk before is copied. */
     const size_t least_push = 64 * K;
-    size_t least_pull = 2 * cap < 32 * M ? 2 * cap : 32 * M, push, pull;
+    size_t least_pull = 2 * cap < usual->pull_bytes ? 2 * cap : usual->pull_bytes, push, pull;
     if (least_pull < 1 * M) least_pull = 1 * M;
     find_longest(d, cap, &push, &pull);
-    if (!max_bytes && !uncap && push > usual_push) push = usual_push;
+    if (!max_bytes && !uncap && push > usual->push_bytes) push = usual->push_bytes;
     *push_out = oh_round_up(push > least_push ? push : least_push, 4096);
     *pull_out = oh_round_up(pull > least_pull ? pull : least_pull, 4096);
 }

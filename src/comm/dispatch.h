@@ -47,10 +47,10 @@ onehop_result oh_dispatch_init(oh_dispatch *d, const oh_dispatch_group *group,
 
 /* Sizes of a GPU's push slots and of half its pull buffer, where the caller leaves them open: the
  * longest messages that the table sends by push and by pull, up to max_bytes; if that is 0, up to a
- * cap and `usual_push`, or with `uncap` to the most. Never less than some calls need: 64 KiB of push, of
- * pull twice max_bytes or the cap, between 1 and 32 MiB. */
-void oh_dispatch_sizes(const oh_dispatch *d, size_t max_bytes, bool uncap, size_t usual_push,
-                       size_t *push_out, size_t *pull_out);
+ * cap and the usual slot, or with `uncap` to the most. Never less than some calls need: 64 KiB of push, of
+ * pull twice max_bytes or the cap, between 1 MiB and what is usual. */
+void oh_dispatch_sizes(const oh_dispatch *d, size_t max_bytes, bool uncap,
+                       const onehop_layout *usual, size_t *push_out, size_t *pull_out);
 
 /* What is asked: all that a choice depends on. Equal on all ranks. */
 typedef struct oh_question {

@@ -149,7 +149,7 @@ static onehop_result default_sizes(onehop_t *ctx) {
     if (result) return result;
     if (c->device_kind == ONEHOP_DEVICE_CUDA)
         oh_dispatch_sizes(&ctx->dispatch, ctx->config.max_bytes,
-                          ctx->config.flags & ONEHOP_FLAG_UNCAP, usual.push_bytes, &push, &pull);
+                          ctx->config.flags & ONEHOP_FLAG_UNCAP, &usual, &push, &pull);
     if (!c->push_bytes) c->push_bytes = push;
     if (!c->pull_bytes) c->pull_bytes = pull;
     return ONEHOP_OK;

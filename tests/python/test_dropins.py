@@ -80,6 +80,11 @@ def check_sglang_which_tensors(group, rank, world):
     comm.uncap_pull_thresholds()
     assert comm.should_custom_ar(torch.empty(2048)) and not comm.should_custom_ar(torch.empty(2049))
     comm.close()
+    comm = onehop.sglang.CustomAllReduceV2(group, "cpu", 4096)
+    assert comm.max_pull_size > 4096
+    comm.uncap_pull_thresholds()
+    assert not comm.should_custom_ar(torch.empty(1025)), "storage that nobody asked for raises no limit"
+    comm.close()
 
 
 def check_sglang_sums(group, rank, world):
