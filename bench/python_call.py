@@ -4,10 +4,10 @@
 Eager, wall time per call: onehop's methods and operator, NCCL (torch.distributed.all_reduce) and PyTorch's symmetric memory
 (one_shot_all_reduce). A sample is 50 calls one behind the other: `issue` is until the last call has returned, `done` until
 the GPU has finished; both over 50, after a call that aligned the ranks. Shown are medians, the larger of all ranks; system
-by system in turn, for some rounds.
+by system in turn, for some rounds, each in new processes.
 
-Graph, GPU time per call: a torch.cuda.graph of 100 calls of AllReduce, timed by events, beside `onehop perf` as a child
-process, which does the same from C.
+Graph, GPU time per call: a torch.cuda.graph of 100 calls of AllReduce, each with memory of its own, timed by events,
+beside `onehop perf` as a child process, which does the same from C.
 
 Outputs are verified in the same run. NVLink multicast is off for everyone. Exit status: 1 wrong data, 2 usage, 3 something
 is missing.
@@ -48,13 +48,14 @@ def flags():
     build = os.environ.get("ONEHOP_BUILD_DIR", os.path.join(compare.ROOT, "build", "release"))
     parser.add_argument("-b", "--bytes", type=compare.parse_size, default=4096, metavar="SIZE", help="default 4K")
     parser.add_argument("-g", "--ranks", type=compare.integer(2, 16), default=2, metavar="N", help="GPUs, default 2")
-    parser.add_argument("--repeat", type=compare.integer(1, 100), default=3, metavar="N", help="rounds, default 3")
+    parser.add_argument("--repeat", type=compare.integer(1, 100), default=5, metavar="N", help="rounds, default 5")
     parser.add_argument("--early-trigger", action="store_true", help="the promise of this flag of perf, for both")
     parser.add_argument("-J", "--json", metavar="FILE")
     parser.add_argument("--onehop", default=os.path.join(build, "onehop"), metavar="PATH", help="the command")
     parser.add_argument("--worker", help=compare.argparse.SUPPRESS)
     parser.add_argument("--connect", help=compare.argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=compare.argparse.SUPPRESS)
+    parser.add_argument("--max-bytes", type=int, help=compare.argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -80,7 +81,8 @@ class Rank:
         device = torch.device("cuda", self.rank)
         dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{arguments.connect}.store", rank=self.rank,
                                 world_size=self.world_size)
-        self.ar = onehop.AllReduce(None, device, timeout=30, early_trigger=arguments.early_trigger)
+        self.ar = onehop.AllReduce(None, device, max_bytes=arguments.max_bytes, timeout=30,
+                                   early_trigger=arguments.early_trigger)
         self.source = torch.from_numpy(compare.exact_input(self.rank, count)).to(device, torch.bfloat16)
         self.sum = compare.exact_sum(self.world_size, count)
         self.given, self.out = self.source.clone(), torch.empty_like(self.source)
@@ -102,7 +104,7 @@ class Rank:
             "nccl": lambda: dist.all_reduce(self.given) or self.given,
             "symm_mem": lambda: one_shot(self.shared, "sum", group),
         }
-        self.bodies = {"graph": self.calls["all_reduce"], "graph_in_place": self.calls["all_reduce_"]}
+        self.bodies = {"graph": ar.all_reduce, "graph_in_place": ar.all_reduce_}
 
     def stream(self):
         return self.torch.cuda.current_stream().cuda_stream
@@ -139,33 +141,24 @@ class Rank:
 
     def graph(self, system):
         torch, body = self.torch, self.bodies[system]
-        made, graph = [], torch.cuda.CUDAGraph()
+        given = self.source.repeat(GRAPH_CALLS, 1)  # an input for each call, as perf has them
+        graph = torch.cuda.CUDAGraph()
         # NCCL has a thread that looks at events meanwhile.
         with self.ar.capture(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            for _ in range(GRAPH_CALLS):
-                made.append(body())  # kept, so that each has memory of its own
+            made = [body(row) for row in given]  # kept, so that each has memory of its own
         events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(REPLAYS)]
         graph.replay()
-        self.given.copy_(self.source)
         self.ar.all_reduce(self.given)  # aligns the ranks
         for begin, end in events:
-            self.given.copy_(self.source)
+            given.copy_(self.source)
             begin.record()
             graph.replay()
             end.record()
         torch.cuda.synchronize()
         times = [begin.elapsed_time(end) * 1000 / GRAPH_CALLS for begin, end in events]
-        wrong = sum(self.wrong(found) for found in made[::33]) if system == "graph" else self.wrong_in_place()
+        wrong = sum(self.wrong(found) for found in made[::33])
         self.dist.barrier()  # the peers may read the captured memory
         return {"done_us": statistics.median(times), "wrong": wrong}
-
-    def wrong_in_place(self):
-        graph = self.torch.cuda.CUDAGraph()
-        with self.ar.capture(), self.torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self.ar.all_reduce_(self.given)
-        self.given.copy_(self.source)
-        graph.replay()
-        return self.wrong(self.given)
 
 
 def work(arguments):
@@ -180,11 +173,12 @@ def work(arguments):
 
 # ---- the script ------------------------------------------------------------------------------------------------------
 
-def start(arguments):
+def start(arguments, max_bytes):
     more = ["--early-trigger"] if arguments.early_trigger else []
     return lambda path: [
         compare.start_process([sys.executable, os.path.abspath(__file__), "--worker", "python", "--connect", path, "--rank",
-                               rank, "-g", arguments.ranks, "-b", arguments.bytes, "--onehop", arguments.onehop, *more])
+                               rank, "-g", arguments.ranks, "-b", arguments.bytes, "--max-bytes", max_bytes, "--onehop",
+                               arguments.onehop, *more])
         for rank in range(arguments.ranks)]
 
 
@@ -198,26 +192,34 @@ def median_of(rounds):
             for key in rounds[0]}
 
 
-def measure_tool(arguments):
+def measure_tool(arguments, max_bytes):
+    """`perf` makes its communicator for the largest message: that is measured too, and left."""
     more = ["--early-trigger"] if arguments.early_trigger else []
     data = compare.run_onehop(arguments.onehop, "--device", "cuda", "-g", arguments.ranks, "-b", arguments.bytes, "-e",
-                              arguments.bytes, "-d", "bfloat16", "-G", REPLAYS, *more)
+                              max_bytes, "-f", max(2, max_bytes // arguments.bytes), "-d", "bfloat16", "-n", GRAPH_CALLS,
+                              "-G", REPLAYS, *more)
     result = data["results"][0]
     sides = {"graph": "out_of_place", "graph_in_place": "in_place"}
     return {name: {"done_us": result[side]["p50"], "wrong": result[side]["wrong"]} for name, side in sides.items()}, data
 
 
-def measure(arguments, group):
-    rounds = {}
-    machine = None
-    for _ in range(arguments.repeat):
-        tool, machine = measure_tool(arguments)
-        for name in GRAPH:
-            rounds.setdefault(f"perf_{name}", []).append(tool[name])
-            rounds.setdefault(name, []).append(worst(group.ask(do="graph", system=name)))
-        for name in EAGER:
-            rounds.setdefault(name, []).append(worst(group.ask(do="eager", system=name)))
-    return {name: {**median_of(found), "rounds": found} for name, found in rounds.items()}, machine
+def measure(arguments):
+    """Which half of a GPU's cache a buffer falls to makes some percent, so in each round memory lies elsewhere: it has
+    processes of its own and makes its communicators for longer messages."""
+    rounds, machine, versions = {}, None, None
+    for turn in range(arguments.repeat):
+        max_bytes = arguments.bytes << 3 * (turn % 5)
+        tool, machine = measure_tool(arguments, max_bytes)
+        with compare.Group("ranks", arguments.ranks, start(arguments, max_bytes)) as group:
+            if not versions:
+                versions = group.ask(do="version")[0]
+                print("# " + ", ".join(f"{name} {value}" for name, value in versions.items()), flush=True)
+            for name in GRAPH:
+                rounds.setdefault(f"perf_{name}", []).append(tool[name])
+                rounds.setdefault(name, []).append(worst(group.ask(do="graph", system=name)))
+            for name in EAGER:
+                rounds.setdefault(name, []).append(worst(group.ask(do="eager", system=name)))
+    return {name: {**median_of(found), "rounds": found} for name, found in rounds.items()}, machine, versions
 
 
 def report(found):
@@ -249,10 +251,7 @@ def main():
         return 3
     print(f"# {compare.size_name(arguments.bytes)}, bfloat16, {arguments.ranks} ranks; "
           + ", ".join(f"{name}={value}" for name, value in SWITCHES.items()))
-    with compare.Group("ranks", arguments.ranks, start(arguments)) as group:
-        versions = group.ask(do="version")[0]
-        print("# " + ", ".join(f"{name} {value}" for name, value in versions.items()), flush=True)
-        found, machine = measure(arguments, group)
+    found, machine, versions = measure(arguments)
     report(found)
     wrong = sum(one["wrong"] for one in found.values())
     print(f"# {wrong} wrong")
