@@ -141,7 +141,7 @@ class Rank:
 
     def graph(self, system):
         torch, body = self.torch, self.bodies[system]
-        given = self.source.repeat(GRAPH_CALLS, 1)  # an input for each call, as perf has them
+        given = self.source.repeat(GRAPH_CALLS, 1)  # as perf --rotate has an input and an output for each call
         graph = torch.cuda.CUDAGraph()
         # NCCL has a thread that looks at events meanwhile.
         with self.ar.capture(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -196,8 +196,8 @@ def measure_tool(arguments, max_bytes):
     """`perf` makes its communicator for the largest message: that is measured too, and left."""
     more = ["--early-trigger"] if arguments.early_trigger else []
     data = compare.run_onehop(arguments.onehop, "--device", "cuda", "-g", arguments.ranks, "-b", arguments.bytes, "-e",
-                              max_bytes, "-f", max(2, max_bytes // arguments.bytes), "-d", "bfloat16", "-n", GRAPH_CALLS,
-                              "-G", REPLAYS, *more)
+                              max_bytes, "-f", max(2, max_bytes // arguments.bytes), "-d", "bfloat16", "--rotate", "-n",
+                              GRAPH_CALLS, "-G", REPLAYS, *more)
     result = data["results"][0]
     sides = {"graph": "out_of_place", "graph_in_place": "in_place"}
     return {name: {"done_us": result[side]["p50"], "wrong": result[side]["wrong"]} for name, side in sides.items()}, data

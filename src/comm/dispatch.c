@@ -123,6 +123,10 @@ void oh_dispatch_sizes(const oh_dispatch *d, size_t max_bytes, bool uncap,
     *pull_out = oh_round_up(pull > least_pull ? pull : least_pull, 4096);
 }
 
+static size_t least_size(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
 /* ---- pieces --------------------------------------------------------------------------------- */
 
 /* Equal pieces of whole lines, as few as fit `most`: what is left for the last one keeps all ranks
@@ -158,31 +162,26 @@ static size_t gather_chunk_bytes(const oh_dispatch *d, size_t bytes) {
     return even < most ? even : most;
 }
 
-/* Of the area that a rank publishes in; `parts` of a chunk lie in it at a time: one for each rank's shard,
- * or the one that all copy. */
-static size_t host_chunk_bytes(const oh_dispatch *d, size_t parts, size_t bytes) {
-    const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES), area = d->planes.pull_bytes;
-    if (parts * padded <= 64 * K && parts * padded <= area) return padded;
-    const size_t quarter = area / 4 < 128 * K ? area / 4 : 128 * K;
-    const size_t most = oh_round_down(quarter / parts, quarter / parts < 128 ? OH_UNIT_BYTES : 128);
-    return padded < most ? padded : most;
+/* The host paths' (kernels/host_path.h). What fits a mailbox goes whole, if short, else pieces take turns in the
+ * halves of it; host_2shot has a shard in a mailbox, and two results in a box. What is published for all
+ * takes turns in the quarters of the own half. */
+static size_t host_chunk_bytes(const oh_dispatch *d, onehop_algorithm a, size_t bytes) {
+    const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES), half = d->planes.pull_bytes;
+    const size_t box = OH_BOX_BYTES(half, (size_t)d->world), for_all = a == ONEHOP_HOST_GATHER;
+    if (a == ONEHOP_HOST_2SHOT)
+        return least_size(128 * K, (size_t)d->world * oh_round_down(box / 2, 128));
+    if (padded <= least_size(64 * K, for_all ? half : box)) return padded;
+    return for_all ? least_size(128 * K, half / 4) : least_size(64 * K, box / 2);
 }
 
-/* Pieces: a message that fits its slot goes whole; else in halves of a push slot, or in quarters of
- * the area that a rank publishes in. */
+/* Pieces: a message that fits its slot goes whole; else in halves of a push slot. */
 static size_t chunk_bytes_for(const oh_dispatch *d, onehop_algorithm a, size_t bytes) {
     const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES);
     if (is_pull(a)) return pull_chunk_bytes(d, a, bytes);
     if (a == ONEHOP_2SHOT_PUSH) return push_2shot_chunk_bytes(d, bytes);
     if (a == ONEHOP_GATHER_FLAGS) return padded;
     if (a == ONEHOP_GATHER_PUSH) return gather_chunk_bytes(d, bytes);
-    if (a == ONEHOP_HOST_SCATTER) return host_chunk_bytes(d, (size_t)d->world, bytes);
-    if (a == ONEHOP_HOST_GATHER) return host_chunk_bytes(d, 1, bytes);
-    if (a == ONEHOP_HOST_1SHOT && padded <= 64 * K && padded <= d->planes.pull_bytes) return padded;
-    if (is_host_path(a)) {
-        const size_t quarter = oh_round_down(d->planes.pull_bytes / 4, 128);
-        return quarter < 128 * K ? quarter : 128 * K;
-    }
+    if (is_host_path(a)) return host_chunk_bytes(d, a, bytes);
     return padded <= d->planes.slot_bytes ? padded : oh_round_down(d->planes.slot_bytes / 2, 128);
 }
 

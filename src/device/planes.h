@@ -5,7 +5,7 @@
  *     push     2 phases x W sources x slot     landing slots, armed with 0xFF
  *     flags    2 phases x W sources x flag_bytes   flag words: 4 bytes of data and the epoch
  *     pull     2 phases x pull_bytes           staged input, or what peers stored for an all-gather; on the
- *                                              host also what a rank publishes
+ *                                              host what a rank publishes, and mailboxes: a box for each rank
  *     signals  max_blocks x 256 bytes          enter and exit words {step, epoch} of each peer, for pull kernels
  *     control  oh_control                      signatures, failure rows, verdicts
  *   local, one per rank, its own device alone
@@ -42,6 +42,9 @@ typedef struct oh_signature_line {
     oh_u64 progress;  /* host paths: steps done << 32 | epoch */
     oh_u64 unused[14];
 } oh_signature_line;
+
+/* Of a half of the pull buffer, for host paths (host_path.h). */
+#define OH_BOX_BYTES(pull_bytes, world) ((pull_bytes) / (world) / 128 * 128)
 
 typedef struct oh_control {
     oh_signature_line lines[2][OH_MAX_RANKS]; /* [phase][writer] */

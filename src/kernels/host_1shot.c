@@ -1,81 +1,71 @@
-/* host_1shot: each rank publishes its data once, every rank reads and sums all. The host device's
- * path for small messages, and for any message between two or three ranks.
+/* host_1shot and host_scatter: all-reduce and reduce-scatter in one hop. Each rank gives every peer what
+ * that sums, by mailbox (host_path.h): the whole message, or the peer's part; and sums in rank order what
+ * it has got, its own term from the input itself. The host device's paths for small messages, for any
+ * message between two ranks, and for reduce-scatter.
  *
- * One chunk: copy the input into the own area; store the signature, with release: it is the flag;
- * wait for all peers' signatures; sum in rank order into the output.
+ * Chunks take turns in two sub-slots of a mailbox, one chunk ahead. Chunk k lies where k-2 was in the
+ * other direction; this rank has taken that.
  *
- * More chunks take turns in 4 sub-slots. A rank publishes chunk k, then reads chunk k-1, so that
- * peers rarely wait: publish 0, publish 1, read 0, publish 2, read 1, ... Sub-slot k mod 4 still
- * holds chunk k-4: before it publishes k this rank has read k-2 of every peer, which that peer
- * published after it had read k-4.
+ *   S bytes of the message or of a part: (W-1) S written, (W-1) S read from peers; hops on the critical path 1
  *
- *   copied per rank S in, (W-1) S read from peers; hops on the critical path 1 */
+ * In place: a scatter stores its sums over the own part, which is given to nobody and read in the same
+ * sum. An all-reduce stores sums of a chunk that all have been given. */
 #include "kernels/host_path.h"
 #include "kernels/kernels.h"
 
-#define SUB_SLOTS 4
+typedef struct sum_call {
+    oh_host_call c;
+    size_t stride; /* between the parts for two ranks in the input; 0 if all get the same */
+} sum_call;
 
-typedef struct chunks {
-    size_t bytes; /* of a full chunk */
-    size_t count;
-} chunks;
-
-static size_t chunk_length(const oh_host_call *c, chunks k, size_t index) {
-    const size_t left = c->bytes - index * k.bytes;
-    return left < k.bytes ? left : k.bytes;
+static size_t length_of(const sum_call *s, size_t chunk) {
+    const size_t left = s->c.bytes - chunk * s->c.a->chunk_bytes;
+    return left < s->c.a->chunk_bytes ? left : s->c.a->chunk_bytes;
 }
 
-static size_t sub_slot(chunks k, size_t index) {
-    return index % SUB_SLOTS * k.bytes;
+static const char *input_for(const sum_call *s, oh_u32 rank, size_t chunk) {
+    return OH_AT(char, s->c.a->in) + rank * s->stride + chunk * s->c.a->chunk_bytes;
 }
 
-/* Sums one chunk of all ranks into the output; own data comes from the input itself. */
-static void sum_chunk(const oh_host_call *c, chunks k, size_t index) {
-    const oh_args *a = c->a;
-    const size_t at = index * k.bytes;
-    const void *in[OH_MAX_RANKS];
-    for (oh_u32 r = 0; r < a->world; r++) in[r] = oh_area_of(c, r) + sub_slot(k, index);
-    in[a->rank] = OH_AT(char, a->in) + at;
-    c->vector->reduce[a->dtype](OH_AT(char, a->out) + at, in, (int)a->world,
-                                chunk_length(c, k, index) / c->element);
+static char *place_of(const sum_call *s, oh_u32 from, oh_u32 to, size_t chunk) {
+    return oh_mailbox(&s->c, from, to, chunk / 2) + chunk % 2 * s->c.a->chunk_bytes;
 }
 
-static void copy_in(const oh_host_call *c, chunks k, size_t index) {
-    c->vector->copy(oh_area_of(c, c->a->rank) + sub_slot(k, index),
-                    OH_AT(char, c->a->in) + index * k.bytes, chunk_length(c, k, index));
-}
-
-static void one_chunk(const oh_host_call *c, chunks k) {
-    copy_in(c, k, 0);
-    oh_publish_signature(c);
-    for (oh_u32 r = 0; r < c->a->world; r++)
-        if (r != c->a->rank && !oh_await_signature(c, r)) return;
-    sum_chunk(c, k, 0);
-}
-
-static void many_chunks(const oh_host_call *c, chunks k) {
-    oh_publish_signature(c);
-    for (size_t i = 0; i <= k.count; i++) {
-        if (i < k.count) {
-            copy_in(c, k, i);
-            oh_publish_progress(c, (oh_u32)i + 1);
-        }
-        if (i == 0) continue;
-        if (!oh_await_all(c, (oh_u32)i)) return;
-        sum_chunk(c, k, i - 1);
+static void give(const void *call, size_t chunk) {
+    const sum_call *s = call;
+    const oh_u32 world = s->c.a->world, rank = s->c.a->rank;
+    for (oh_u32 step = 1; step < world; step++) {
+        const oh_u32 to = (rank + step) % world;
+        s->c.vector->copy(place_of(s, rank, to, chunk), input_for(s, to, chunk),
+                          length_of(s, chunk));
     }
+}
+
+static void sum(const void *call, size_t chunk) {
+    const sum_call *s = call;
+    const oh_args *a = s->c.a;
+    const void *in[OH_MAX_RANKS];
+    for (oh_u32 r = 0; r < a->world; r++) in[r] = place_of(s, r, a->rank, chunk);
+    in[a->rank] = input_for(s, a->rank, chunk);
+    s->c.vector->reduce[a->dtype](OH_AT(char, a->out) + chunk * a->chunk_bytes, in, (int)a->world,
+                                  length_of(s, chunk) / s->c.element);
 }
 
 void oh_host_1shot(const void *args, oh_grid grid) {
     const oh_args *a = args;
-    oh_host_call c;
+    sum_call s = {.stride = 0};
     (void)grid;
-    if (!oh_host_begin(&c, a, OH_SITE_HOST_1SHOT)) return;
-    chunks k = {a->chunk_bytes, 0};
-    k.count = (c.bytes + k.bytes - 1) / k.bytes;
-    if (k.count == 1)
-        one_chunk(&c, k);
-    else
-        many_chunks(&c, k);
-    oh_host_end(&c);
+    if (!oh_host_begin(&s.c, a, OH_SITE_HOST_1SHOT)) return;
+    oh_host_chunks(&s.c, a->chunks, give, sum, &s);
+    oh_host_end(&s.c);
+}
+
+void oh_host_scatter(const void *args, oh_grid grid) {
+    const oh_args *a = args;
+    sum_call s;
+    (void)grid;
+    if (!oh_host_begin(&s.c, a, OH_SITE_HOST_PARTS)) return;
+    s.stride = s.c.bytes;
+    oh_host_chunks(&s.c, a->chunks, give, sum, &s);
+    oh_host_end(&s.c);
 }

@@ -1,19 +1,16 @@
-/* host_2shot: reduce-scatter and all-gather through published memory; the host device's path for
- * long messages between many ranks.
+/* host_2shot: reduce-scatter and all-gather; the host device's path for long messages between many ranks.
  *
- * Per chunk: stage the own input; wait until all have staged; sum the own shard of the chunk from
- * all ranks' staged data into the own result; wait until all have; copy every rank's shard to the
+ * Per chunk: give every peer its shard of the own input, by mailbox; wait until all have; sum the own
+ * shard into the own box, which nobody's mail needs; wait until all have; copy every rank's shard to the
  * output. Shards are whole cache lines, balanced.
  *
- * Steps of a rank, S stage, R reduce, G gather: S0 R0 S1 G0 R1 S2 G1 R2 ...; progress counts S and
- * R, so "chunk c is staged" is 2c+1 and "is reduced" is 2c+2. Two staging and two result areas take
- * turns:
- *   staging area of chunk c is written again by S(c+2), after this rank's G(c), which waited until all had done
- *   R(c), the only readers;
- *   result area of chunk c is written again by R(c+2), which waits until all have done S(c+2), and each does that
- *   after its G(c).
+ * Steps of a rank, S scatter, R reduce, G gather: S0 R0 S1 G0 R1 S2 G1 R2 ...; progress counts S and
+ * R, so "chunk c is scattered" is 2c+1 and "is reduced" is 2c+2.
+ *   A mailbox of chunk c+1 is the one that this rank has read in R(c), in the other direction.
+ *   Two results take turns: that of chunk c is written again by R(c+2), which waits until all have done S(c+2), and
+ *   each does that after its G(c).
  *
- *   copied per rank S in, S out, S (W-1)/W read twice; hops on the critical path 2 */
+ *   S (W-1)/W bytes written and read by mail, S/W written for all and S (W-1)/W read; hops on the critical path 2 */
 #include "kernels/host_path.h"
 #include "kernels/kernels.h"
 
@@ -39,17 +36,19 @@ static size_t chunk_length(const oh_host_call *c, size_t chunk) {
     return left < c->a->chunk_bytes ? left : c->a->chunk_bytes;
 }
 
-static char *staged(const oh_host_call *c, oh_u32 rank, size_t chunk) {
-    return oh_area_of(c, rank) + chunk % 2 * c->a->chunk_bytes;
-}
-
 static char *reduced(const oh_host_call *c, oh_u32 rank, size_t chunk) {
-    return oh_area_of(c, rank) + (2 + chunk % 2) * c->a->chunk_bytes;
+    return oh_box(c, rank, rank) + chunk % 2 * oh_round_down(c->box / 2, LINE);
 }
 
-static void stage(const oh_host_call *c, size_t chunk) {
-    c->vector->copy(staged(c, c->a->rank, chunk), OH_AT(char, c->a->in) + chunk * c->a->chunk_bytes,
-                    chunk_length(c, chunk));
+static void scatter(const oh_host_call *c, size_t chunk) {
+    const oh_args *a = c->a;
+    for (oh_u32 step = 1; step < a->world; step++) {
+        const oh_u32 to = (a->rank + step) % a->world;
+        const span s = shard_of(chunk_length(c, chunk), to, a->world);
+        c->vector->copy(oh_mailbox(c, a->rank, to, chunk),
+                        OH_AT(char, a->in) + chunk * a->chunk_bytes + s.at, s.bytes);
+    }
+    if (chunk == 0) oh_publish_signature(c);
     oh_publish_progress(c, (oh_u32)(2 * chunk + 1));
 }
 
@@ -58,8 +57,9 @@ static bool reduce(const oh_host_call *c, size_t chunk) {
     const span s = shard_of(chunk_length(c, chunk), a->rank, a->world);
     const void *in[OH_MAX_RANKS];
     if (!oh_await_all(c, (oh_u32)(2 * chunk + 1))) return false;
-    for (oh_u32 r = 0; r < a->world; r++) in[r] = staged(c, r, chunk) + s.at;
-    c->vector->reduce[a->dtype](reduced(c, a->rank, chunk) + s.at, in, (int)a->world,
+    for (oh_u32 r = 0; r < a->world; r++) in[r] = oh_mailbox(c, r, a->rank, chunk);
+    in[a->rank] = OH_AT(char, a->in) + chunk * a->chunk_bytes + s.at;
+    c->vector->reduce[a->dtype](reduced(c, a->rank, chunk), in, (int)a->world,
                                 s.bytes / c->element);
     oh_publish_progress(c, (oh_u32)(2 * chunk + 2));
     return true;
@@ -73,18 +73,16 @@ static bool gather(const oh_host_call *c, size_t chunk) {
         const oh_u32 r = (a->rank + step) % a->world;
         const span s = shard_of(chunk_length(c, chunk), r, a->world);
         if (r != a->rank && !oh_await_progress(c, r, (oh_u32)(2 * chunk + 2))) return false;
-        c->vector->copy(out + s.at, reduced(c, r, chunk) + s.at, s.bytes);
+        c->vector->copy(out + s.at, reduced(c, r, chunk), s.bytes);
     }
     return true;
 }
 
 static void all_chunks(const oh_host_call *c) {
-    const size_t count = (c->bytes + c->a->chunk_bytes - 1) / c->a->chunk_bytes;
-    oh_publish_signature(c);
-    stage(c, 0);
-    for (size_t chunk = 0; chunk < count; chunk++) {
+    scatter(c, 0);
+    for (size_t chunk = 0; chunk < c->a->chunks; chunk++) {
         if (!reduce(c, chunk)) return;
-        if (chunk + 1 < count) stage(c, chunk + 1);
+        if (chunk + 1 < c->a->chunks) scatter(c, chunk + 1);
         if (!gather(c, chunk)) return;
     }
 }

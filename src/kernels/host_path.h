@@ -1,11 +1,13 @@
-/* What host_1shot and host_2shot share: begin and end of a call, publishing, waiting for peers.
+/* What the host paths share: begin and end of a call, memory, publishing, waiting for peers.
  *
- * A rank publishes: it writes into its own half of the pull buffer (one half per phase) and then
- * stores a word of its own control page with release; every peer waits for that word with acquire
- * and reads. One store and W-1 reads, where pushing would be W-1 copies. Half p is written again at
- * epoch e+2 only after this rank has finished e+1, for which every peer had to send its signature
- * of e+1, after it had finished reading in e: the credit rule of docs/design.md, with release and
- * acquire in place of the kernel boundary.
+ * A rank writes into halves of pull buffers (one half per phase) and then stores a word of its own
+ * control page with release; every peer waits for that word with acquire and reads. Half p is written
+ * again at epoch e+2 only after this rank has finished e+1, for which every peer had to send its
+ * signature of e+1, after it had finished reading in e: the credit rule of docs/design.md, with release
+ * and acquire in place of the kernel boundary.
+ *
+ * What one peer alone reads goes through a mailbox (oh_mailbox), what all read is written once, into
+ * the own half.
  *
  * signature = hash << 32 | epoch, stored before anything else. progress = steps << 32 | epoch
  * counts the steps of a call that has several. Both start a call old (another epoch), never zeroed.
@@ -30,7 +32,8 @@ typedef struct oh_host_call {
     oh_u32 epoch, phase;
     oh_u32 site;
     size_t element; /* bytes */
-    size_t bytes;   /* of the message */
+    size_t bytes;   /* of the message, or of a part */
+    size_t box;     /* bytes; a half of a pull buffer is cut into a box for each rank */
 } oh_host_call;
 
 static inline oh_u64 oh_line_of(const oh_host_call *c, oh_u32 rank) {
@@ -40,6 +43,21 @@ static inline oh_u64 oh_line_of(const oh_host_call *c, oh_u32 rank) {
 /* This call's half of a rank's pull buffer. */
 static inline char *oh_area_of(const oh_host_call *c, oh_u32 rank) {
     return OH_AT(char, c->a->slabs[rank] + c->a->planes.pull + c->phase * c->a->planes.pull_bytes);
+}
+
+static inline char *oh_box(const oh_host_call *c, oh_u32 owner, oh_u32 of) {
+    return oh_area_of(c, owner) + of * c->box;
+}
+
+/* What `from` has for `to` alone. Each pair has two boxes, one in either half, and the two change
+ * directions with each use: a rank writes where it has read last time. So the lines are in its own
+ * cache already, and each travels once per use; where the reader always reads and the writer always
+ * writes, each use takes a line away from its reader too, before it is written.
+ *
+ * `use` counts how often a call has used the place before. Within a call no credit is needed, since
+ * only this rank has read what it overwrites; the first use in a call has that of the half. */
+static inline char *oh_mailbox(const oh_host_call *c, oh_u32 from, oh_u32 to, size_t use) {
+    return (c->epoch >> 1 ^ use) & 1 ? oh_box(c, to, from) : oh_box(c, from, to);
 }
 
 /* False: the communicator is dead, or this call found another one running. */
@@ -53,6 +71,7 @@ static inline bool oh_host_begin(oh_host_call *c, const oh_args *a, oh_u32 site)
     c->site = site;
     c->element = OH_ELEMENT_BYTES(a->dtype);
     c->bytes = a->count * c->element;
+    c->box = OH_BOX_BYTES(a->planes.pull_bytes, a->world);
     if (busy) {
         oh_fail(a, OH_FAIL_OVERLAP, -1, OH_SITE_ENTRY, c->epoch, 0, 1);
         return false;
@@ -139,6 +158,33 @@ static inline bool oh_await_all(const oh_host_call *c, oh_u32 steps) {
         if (!oh_await_progress(c, r, steps)) return false;
     }
     return true;
+}
+
+/* ---- calls in chunks ---- */
+
+typedef void oh_host_step(const void *call, size_t chunk);
+
+/* Publish 0, publish 1, take 0, publish 2, take 1, ...: one chunk ahead, so that peers rarely wait. One chunk
+ * alone: the signature is the flag. `call` is what the steps get. */
+static inline void oh_host_chunks(const oh_host_call *c, size_t chunks, oh_host_step *publish,
+                                  oh_host_step *take, const void *call) {
+    publish(call, 0);
+    oh_publish_signature(c);
+    if (chunks == 1) {
+        for (oh_u32 r = 0; r < c->a->world; r++)
+            if (r != c->a->rank && !oh_await_signature(c, r)) return;
+        take(call, 0);
+        return;
+    }
+    oh_publish_progress(c, 1);
+    for (size_t i = 1; i <= chunks; i++) {
+        if (i < chunks) {
+            publish(call, i);
+            oh_publish_progress(c, (oh_u32)i + 1);
+        }
+        if (!oh_await_all(c, (oh_u32)i)) return;
+        take(call, i - 1);
+    }
 }
 
 #endif

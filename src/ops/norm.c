@@ -88,20 +88,23 @@ static uint32_t whole_units(const matrices *m) {
 
 /* ---- choice --------------------------------------------------------------------------------- */
 
-/* host_norm, where a row fits a quarter of what a rank publishes in. */
+static size_t box_bytes(const onehop_comm *comm) {
+    return OH_BOX_BYTES(comm->dispatch.planes.pull_bytes, (size_t)comm->world);
+}
+
+/* host_norm, where a row fits half of a mailbox. */
 static bool fits_host(const onehop_comm *comm, size_t row_room) {
-    return comm->dispatch.kind == ONEHOP_DEVICE_HOST &&
-           row_room <= comm->dispatch.planes.pull_bytes / 4;
+    return comm->dispatch.kind == ONEHOP_DEVICE_HOST && row_room <= box_bytes(comm) / 2;
 }
 
 static void cut_host(const onehop_comm *comm, size_t row_room, oh_norm_args *n,
                      onehop_choice *choice) {
-    const size_t area = comm->dispatch.planes.pull_bytes, total = n->rows * row_room;
-    const size_t whole = area < 64 * K ? area : 64 * K;
-    size_t quarter = area / 4 < 128 * K ? area / 4 : 128 * K;
-    if (quarter < row_room) quarter = row_room;
+    const size_t box = box_bytes(comm), total = n->rows * row_room;
+    const size_t whole = box < 64 * K ? box : 64 * K;
+    size_t half = box / 2 < 64 * K ? box / 2 : 64 * K;
+    if (half < row_room) half = row_room;
     n->chunk_rows =
-        oh_fused_cut(n->rows, total <= whole ? n->rows : quarter / row_room, 1, &choice->chunks);
+        oh_fused_cut(n->rows, total <= whole ? n->rows : half / row_room, 1, &choice->chunks);
     n->call.chunk_bytes = n->chunk_rows * row_room;
 }
 
@@ -155,7 +158,7 @@ static onehop_result choose_algorithm(const onehop_comm *comm, const onehop_call
         return oh_error(ONEHOP_ERR_ALGORITHM,
                         NAME ": host_1shot is for the host device, and rows of %zu bytes at most "
                              "here",
-                        (size_t)comm->dispatch.planes.pull_bytes / 4);
+                        box_bytes(comm) / 2);
     if (*out != ONEHOP_1SHOT_PUSH && *out != ONEHOP_2SHOT_PUSH)
         return oh_error(ONEHOP_ERR_ALGORITHM,
                         NAME ": there is no %s; expected 1shot_push, 2shot_push, or on the host "

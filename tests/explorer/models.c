@@ -72,7 +72,7 @@ static int signature_word(const builder *b, int to, int from) {
 static int progress_word(const builder *b, int rank) {
     return b->at.progress + 2 * rank;
 }
-/* A half is four areas of a word per rank. */
+/* A half is four areas of a word per rank; the first two are the halves of its boxes. */
 static int area_word(const builder *b, int rank, int area, int shard) {
     return b->at.areas + (rank * 2 * 4 + area) * b->m->world + shard;
 }
@@ -498,79 +498,91 @@ static void emit_await_all(const builder *b, program *p, int k, int steps) {
     }
 }
 
-static void emit_area_store(const builder *b, program *p, int area, int shard, int tag,
-                            uint8_t readers) {
-    emit(p, OP_STORE, area_word(b, p->rank, area, shard), area_step(b), tag)->readers = readers;
+static unsigned epoch_of(const model *m, int k) {
+    unsigned epoch = (unsigned)or_default(m->last_epoch, 1);
+    for (int i = 0; i <= k; i++) epoch = epoch == EPOCH_MASK ? 2 : epoch + 1;
+    return epoch;
 }
 
-/* What peers hold for this rank; own data can be nothing but right. */
-static void emit_area_read(const builder *b, program *p, int area, int shard, int tag) {
-    for (int r = 0; r < b->m->world; r++)
-        if (r != p->rank) emit(p, OP_READ, area_word(b, r, area, shard), area_step(b), tag);
+static int mailbox_word(const builder *b, int from, int to, int k, int use, int sub) {
+    const bool swapped = !b->m->mail_one_way && ((epoch_of(b->m, k) >> 1 ^ (unsigned)use) & 1);
+    return swapped ? area_word(b, to, sub, from) : area_word(b, from, sub, to);
 }
 
-/* The message may fill all four areas. */
+/* To all peers, or from all; own data can be nothing but right. */
+static void emit_mail(const builder *b, program *p, op_kind kind, int k, int chunk, int use,
+                      int sub) {
+    for (int step = 1; step < b->m->world; step++) {
+        const int peer = (p->rank + step) % b->m->world;
+        const int from = kind == OP_STORE ? p->rank : peer, to = kind == OP_STORE ? peer : p->rank;
+        op *o =
+            emit(p, kind, mailbox_word(b, from, to, k, use, sub), area_step(b), tag_of(k, chunk));
+        if (kind == OP_STORE) o->readers = (uint8_t)(1 << to);
+    }
+}
+
+/* The message may fill the whole boxes. */
 static void emit_host_1shot_one(const builder *b, program *p, int k) {
-    const uint8_t peers = peers_of(b, p->rank);
-    for (int area = 0; area < 4; area++) emit_area_store(b, p, area, 0, tag_of(k, 0), peers);
-    emit_signature_send(b, p, k, 0, peers, !b->m->publishes_relaxed);
+    for (int sub = 0; sub < 2; sub++) emit_mail(b, p, OP_STORE, k, 0, 0, sub);
+    emit_signature_send(b, p, k, 0, peers_of(b, p->rank), !b->m->publishes_relaxed);
     for (int r = 0; r < b->m->world; r++)
         if (r != p->rank) emit_signature_await(b, p, k, r);
-    for (int area = 0; area < 4; area++) emit_area_read(b, p, area, 0, tag_of(k, 0));
+    for (int sub = 0; sub < 2; sub++) emit_mail(b, p, OP_READ, k, 0, 0, sub);
 }
 
 static void emit_host_1shot(const builder *b, program *p, int k) {
     const model *m = b->m;
-    const int chunks = m->calls[k].units, subs = or_default(m->host_sub_slots, 4);
-    emit_signature_send(b, p, k, 0, peers_of(b, p->rank), !m->publishes_relaxed);
+    const int chunks = m->calls[k].units, subs = or_default(m->host_sub_slots, 2);
     for (int i = 0; i <= chunks; i++) {
         for (int half = 0; half < 2; half++) {
             /* The usual order: publish chunk i, then read chunk i-1. */
             const bool publish = (half == 0) != m->publishes_late;
-            if (publish && m->waits_first && i > 0 && i < chunks) emit_await_all(b, p, k, i);
             if (publish && i < chunks) {
-                emit_area_store(b, p, i % subs, 0, tag_of(k, i), peers_of(b, p->rank));
+                emit_mail(b, p, OP_STORE, k, i, i / subs, i % subs);
+                if (i == 0)
+                    emit_signature_send(b, p, k, 0, peers_of(b, p->rank), !m->publishes_relaxed);
                 emit_publish(b, p, i + 1);
             }
             if (publish || i == 0) continue;
-            if (!m->waits_first || i == chunks) emit_await_all(b, p, k, i);
-            emit_area_read(b, p, (i - 1) % subs, 0, tag_of(k, i - 1));
+            emit_await_all(b, p, k, i);
+            emit_mail(b, p, OP_READ, k, i - 1, (i - 1) / subs, (i - 1) % subs);
         }
     }
 }
 
-static void emit_stage(const builder *b, program *p, int k, int chunk) {
-    const int area = chunk % or_default(b->m->stages, 2);
-    for (int shard = 0; shard < b->m->world; shard++)
-        emit_area_store(b, p, area, shard, tag_of(k, chunk),
-                        (uint8_t)(peers_of(b, p->rank) & 1 << shard));
+static void emit_host_scatter(const builder *b, program *p, int k, int chunk) {
+    emit_mail(b, p, OP_STORE, k, chunk, chunk, 0);
+    if (chunk == 0) emit_signature_send(b, p, k, 0, peers_of(b, p->rank), !b->m->publishes_relaxed);
     emit_publish(b, p, 2 * chunk + 1);
 }
 
+/* In the own box. */
+static int result_word(const builder *b, int rank, int chunk) {
+    return area_word(b, rank, chunk % or_default(b->m->results, 2), rank);
+}
+
 static void emit_reduce(const builder *b, program *p, int k, int chunk) {
-    const int stages = or_default(b->m->stages, 2), results = or_default(b->m->results, 2);
     emit_await_all(b, p, k, 2 * chunk + 1);
-    emit_area_read(b, p, chunk % stages, p->rank, tag_of(k, chunk));
-    emit_area_store(b, p, 2 + chunk % results, p->rank, tag_of(k, chunk), peers_of(b, p->rank));
+    emit_mail(b, p, OP_READ, k, chunk, chunk, 0);
+    emit(p, OP_STORE, result_word(b, p->rank, chunk), area_step(b), tag_of(k, chunk))->readers =
+        peers_of(b, p->rank);
     emit_publish(b, p, 2 * chunk + 2);
 }
 
 static void emit_gather(const builder *b, program *p, int k, int chunk) {
-    const int area = 2 + chunk % or_default(b->m->results, 2);
     for (int step = 1; step < b->m->world; step++) {
         const int r = (p->rank + step) % b->m->world;
         emit(p, OP_AWAIT_STEPS, progress_word(b, r), b->m->one_phase ? 0 : 1, 2 * chunk + 2);
-        emit(p, OP_READ, area_word(b, r, area, r), area_step(b), tag_of(k, chunk));
+        emit(p, OP_READ, result_word(b, r, chunk), area_step(b), tag_of(k, chunk));
     }
 }
 
 static void emit_host_2shot(const builder *b, program *p, int k) {
     const int chunks = b->m->calls[k].units;
-    emit_signature_send(b, p, k, 0, peers_of(b, p->rank), !b->m->publishes_relaxed);
-    emit_stage(b, p, k, 0);
+    emit_host_scatter(b, p, k, 0);
     for (int chunk = 0; chunk < chunks; chunk++) {
         emit_reduce(b, p, k, chunk);
-        if (chunk + 1 < chunks) emit_stage(b, p, k, chunk + 1);
+        if (chunk + 1 < chunks) emit_host_scatter(b, p, k, chunk + 1);
         emit_gather(b, p, k, chunk);
     }
 }

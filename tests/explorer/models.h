@@ -51,11 +51,11 @@ typedef struct model {
     bool flags_relaxed; /* gather_push */
     bool no_enter, no_exit, exits_early, exits_unmet, exits_relaxed, one_signal;
     /* host paths */
-    int host_sub_slots;     /* 0 means 4; of gather_push too */
-    int stages, results;    /* 0 means 2 */
+    int host_sub_slots;     /* 0 means 2 of a mailbox, and 4 in gather_push */
+    int results;            /* 0 means 2 */
+    bool mail_one_way;      /* a mailbox never changes direction */
     bool publishes_relaxed; /* progress and signature without release */
     bool publishes_late;    /* host_1shot: chunk k after chunk k-1 is read */
-    bool waits_first;       /* host_1shot: for the peers' chunk k-1 before it publishes chunk k */
 } model;
 
 void model_build(const model *m, machine *out);

@@ -181,6 +181,31 @@ static const oh_host_kernel lanes_bodies[3][4][5];
 static const oh_host_kernel lanes_multicast_bodies[2][4];
 #endif
 
+/* The host paths come along in a test that asks for them, with their names: they are whole files.
+ */
+#ifdef LANES_HOST_PATHS
+#define oh_vector_table chaos_vector_table
+#define oh_host_1shot   lanes_host_1shot
+#define oh_host_2shot   lanes_host_2shot
+#define oh_host_scatter lanes_host_scatter
+#define oh_host_gather  lanes_host_gather
+#include "kernels/host_1shot.c"
+#include "kernels/host_2shot.c"
+#define chunk_length chunk_length_gather
+#define place_of     place_of_gather
+#include "kernels/host_gather.c"
+#undef place_of
+#undef chunk_length
+#undef oh_host_gather
+#undef oh_host_scatter
+#undef oh_host_2shot
+#undef oh_host_1shot
+#undef oh_vector_table
+#else
+#define lanes_host_1shot ((oh_host_kernel)0)
+#define lanes_host_2shot ((oh_host_kernel)0)
+#endif
+
 /* Reduce-scatter and all-gather, in a test that asks for them: bodies for two, four and any number of
  * ranks. */
 #ifdef LANES_PARTS
@@ -196,18 +221,6 @@ OH_KERNEL(lanes_flags_w2, 0, oh_gather_flags(a, g, 2u))
 OH_KERNEL(lanes_flags_w4, 0, oh_gather_flags(a, g, 4u))
 OH_KERNEL(lanes_flags_any, 0, oh_gather_flags(a, g, 0u))
 OH_KERNEL(lanes_gather_push, 0, oh_gather_push(a, g))
-#define oh_vector_table chaos_vector_table
-/* All four, for the header that declares them is read once. */
-#define oh_host_1shot   lanes_host_1shot
-#define oh_host_2shot   lanes_host_2shot
-#define oh_host_scatter lanes_host_scatter
-#define oh_host_gather  lanes_host_gather
-#include "kernels/host_parts.c"
-#undef oh_host_gather
-#undef oh_host_scatter
-#undef oh_host_2shot
-#undef oh_host_1shot
-#undef oh_vector_table
 /* [algorithm - LANES_SCATTER][float32 or not][any, 2, 4 ranks] */
 static const oh_host_kernel lanes_parts_bodies[5][2][3] = {
     {{lanes_scatter_bf16_any, lanes_scatter_bf16_w2, lanes_scatter_bf16_w4},
@@ -219,24 +232,6 @@ static const oh_host_kernel lanes_parts_bodies[5][2][3] = {
     {{lanes_host_gather, lanes_host_gather, lanes_host_gather}}};
 #else
 static const oh_host_kernel lanes_parts_bodies[5][2][3];
-#endif
-
-/* The host paths come along in a test that asks for them, with their names: they are whole files.
- */
-#ifdef LANES_HOST_PATHS
-#define oh_vector_table chaos_vector_table
-#define oh_host_1shot   lanes_host_1shot
-#define oh_host_2shot   lanes_host_2shot
-#include "kernels/host_1shot.c"
-#define chunk_length chunk_length_2shot
-#include "kernels/host_2shot.c"
-#undef chunk_length
-#undef oh_host_2shot
-#undef oh_host_1shot
-#undef oh_vector_table
-#else
-#define lanes_host_1shot ((oh_host_kernel)0)
-#define lanes_host_2shot ((oh_host_kernel)0)
 #endif
 
 /* ---- a group --------------------------------------------------------------------------------- */
@@ -413,9 +408,12 @@ static void lanes_body(const void *args, oh_grid grid) {
 
 static size_t lanes_chunk(const lanes_group *g, const lanes_call *c, size_t bytes) {
     const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES);
-    if (c->algorithm == LANES_HOST_1SHOT && padded <= g->planes.pull_bytes / 2) return padded;
+    const size_t box = OH_BOX_BYTES(g->planes.pull_bytes, (size_t)g->world);
     if (c->algorithm == LANES_GATHER_FLAGS) return padded;
-    if (c->algorithm == LANES_GATHER_PUSH || lanes_is_scatter(c->algorithm) ||
+    if (c->algorithm == LANES_HOST_1SHOT || c->algorithm == LANES_HOST_SCATTER)
+        return padded <= box ? padded : box / 2;
+    if (c->algorithm == LANES_HOST_2SHOT) return (size_t)g->world * oh_round_down(box / 2, 128);
+    if (c->algorithm == LANES_GATHER_PUSH || c->algorithm == LANES_SCATTER ||
         c->algorithm == LANES_HOST_GATHER) {
         const size_t parts = c->algorithm == LANES_HOST_GATHER ? 1 : (size_t)g->world;
         const size_t room =
@@ -429,7 +427,6 @@ static size_t lanes_chunk(const lanes_group *g, const lanes_call *c, size_t byte
     }
     if (c->algorithm >= LANES_PULL_1SHOT)
         return padded <= g->planes.pull_bytes ? padded : g->planes.pull_bytes / 2;
-    if (c->algorithm != LANES_PUSH) return g->planes.pull_bytes / 4;
     return padded <= g->planes.slot_bytes ? padded : g->planes.slot_bytes / 2;
 }
 
