@@ -160,8 +160,8 @@ typedef enum onehop_algorithm {
     ONEHOP_1SHOT_PULL = 3, /* signals, then every rank reads every peer's memory */
     ONEHOP_2SHOT_PULL = 4, /* signals; each rank reduces its shard and writes it to all */
     ONEHOP_NCCL = 5,       /* handed to NCCL; only with ONEHOP_FLAG_NCCL */
-    ONEHOP_HOST_1SHOT = 6, /* host device: publish once, every rank reduces all */
-    ONEHOP_HOST_2SHOT = 7, /* host device: publish, reduce own shard, gather the shards */
+    ONEHOP_HOST_1SHOT = 6, /* host device: give all to every peer, every rank reduces all */
+    ONEHOP_HOST_2SHOT = 7, /* host device: give shards, reduce the own, gather them */
     ONEHOP_LOCAL_COPY = 8, /* world size 1: the output is a copy of the input's bits */
     /* reduce-scatter: shard d is stored to rank d; readiness is in the data */
     ONEHOP_SCATTER_PUSH = 9,
@@ -170,7 +170,7 @@ typedef enum onehop_algorithm {
     /* all-gather: plain stores to every peer, one flag for each block and chunk */
     ONEHOP_GATHER_PUSH = 11,
     ONEHOP_HOST_SCATTER =
-        12,                  /* reduce-scatter, host device: publish, reduce the own shard of all */
+        12,                  /* reduce-scatter, host device: give shards, reduce the own */
     ONEHOP_HOST_GATHER = 13, /* all-gather, host device: publish, copy from all */
 } onehop_algorithm;
 
@@ -355,7 +355,7 @@ typedef struct onehop_layout_config {
      * (2 world_size)) on CUDA, min(1 MiB, 4 MiB / (2 world_size)) on the host, rounded down to
      * 4096. */
     size_t push_bytes;
-    /* Bytes of one half of the pull buffer (on the host: of the area a rank publishes in). A
+    /* Bytes of one half of the pull buffer (on the host: of what ranks exchange data in). A
      * multiple of 4096. Default: 32 MiB on CUDA, 1 MiB on the host. */
     size_t pull_bytes;
     /* Largest grid of any call; all its blocks must fit on the smallest rank's device at once.

@@ -170,7 +170,7 @@ static size_t host_chunk_bytes(const oh_dispatch *d, onehop_algorithm a, size_t 
     const size_t box = OH_BOX_BYTES(half, (size_t)d->world), for_all = a == ONEHOP_HOST_GATHER;
     if (a == ONEHOP_HOST_2SHOT)
         return least_size(128 * K, (size_t)d->world * oh_round_down(box / 2, 128));
-    if (padded <= least_size(64 * K, for_all ? half : box)) return padded;
+    if (padded <= (for_all ? least_size(64 * K, half) : least_size(256 * K, box))) return padded;
     return for_all ? least_size(128 * K, half / 4) : least_size(64 * K, box / 2);
 }
 
