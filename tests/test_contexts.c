@@ -340,7 +340,8 @@ static void choices(team *t) {
     CHECK_INT(ONEHOP_HOST_1SHOT, small.algorithm);
     CHECK_INT(1, small.chunks);
     CHECK_INT(t->world_size == 2 ? ONEHOP_HOST_1SHOT : ONEHOP_HOST_2SHOT, large.algorithm);
-    CHECK_INT(5, large.chunks); /* of 16 KiB, a quarter of the area */
+    /* Of half a box, 16 KiB, or as many shards of that as there are ranks: 32 KiB and less. */
+    CHECK_INT(t->world_size == 2 ? 5 : 3, large.chunks);
 }
 
 /* ---- a group of one rank --------------------------------------------------------------------------------------- */
