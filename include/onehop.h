@@ -430,7 +430,7 @@ ONEHOP_API onehop_result onehop_storage_arm(const onehop_layout_config *config,
                                             void *host);
 
 /* A communicator over armed memory, which the caller owns and keeps until after the destroy and
- * until all ranks' calls have ended: peers read it. Allocates no device memory and exchanges
+ * until all ranks' calls have ended: peers read and write it. Allocates no device memory and exchanges
  * nothing; that ranks read other tuning tables shows as MISMATCH of calls. Without a group the loss
  * of a peer shows by the deadline. Errors: NULL, STRUCT_SIZE, ARGUMENT, RANK, WORLD_SIZE, ALIGNMENT,
  * ENVIRONMENT, NO_DEVICE, UNSUPPORTED, MEMORY, DRIVER. Since 0.1. */
@@ -742,7 +742,7 @@ typedef struct onehop_norm {
  * normed or residual_out may be x or residual_in (the same rows); else outputs are disjoint from inputs
  * and from each other, where rows may lie between rows. `call` (NULL: onehop chooses) may name
  * 1SHOT_PUSH, 2SHOT_PUSH (with fewer rows than ranks, or rows longer than a quarter of a slot, 1SHOT_PUSH runs in its
- * place), on the host also HOST_1SHOT, and a grid. rows 0 does nothing. Ranks must agree on
+ * place), on the host also HOST_1SHOT (rows to pull_bytes / (2 world_size)), and a grid. rows 0 does nothing. Ranks must agree on
  * rows, hidden, dtype, flags, eps and on whether residual_in is given; else MISMATCH. A row, rounded up to
  * 16 bytes, must fit half a push slot (onehop_stats.push_bytes). Groups of 2 ranks and more.
  * Everything else as onehop_all_reduce, capture included. Errors, nothing launched: NULL, ARGUMENT,

@@ -9,7 +9,7 @@
 #define KIT_TIMEOUT_MS  1000u  /* deadline of calls where a test waits for it */
 #define KIT_PATIENCE_MS 60000u /* where the deadline must not come */
 
-/* Small memory: a slot of 4 KiB, a publishing area of 64 KiB, so that chunks are many and set-up is
+/* Small memory: a slot of 4 KiB, halves of a pull buffer of 64 KiB, so that chunks are many and set-up is
  * fast. */
 static inline onehop_config kit_config(uint32_t timeout_ms) {
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);

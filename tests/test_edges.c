@@ -83,13 +83,17 @@ static void compare(own *o, onehop_algorithm algorithm, onehop_dtype dtype, size
 }
 
 /* ---- limits ---------------------------------------------------------------------------------- */
-/* Every size at which some code changes its mind: slot, sub-slot, the host paths' chunk and its
- * multiples, half of the pull buffer and its multiples, table rows, a shard of a line per rank,
+/* Every size at which some code changes its mind: slot, sub-slot, the host paths' pieces and multiples
+ * of them, half of the pull buffer and its multiples, table rows, a shard of a line per rank,
  * shards of whole lines, shards of half a push slot and chunks of them. */
 static size_t limits_of(const own *o, size_t *limits) {
     const oh_planes *p = &o->context->planes;
-    size_t n = 0, quarter = p->pull_bytes / 4;
-    const size_t chunk = quarter < 131072 ? quarter : 131072;
+    size_t n = 0;
+    const size_t quarter = p->pull_bytes / 4, chunk = quarter < 131072 ? quarter : 131072;
+    const size_t box = OH_BOX_BYTES(p->pull_bytes, (size_t)o->world);
+    const size_t turn = box / 2 < 65536 ? box / 2 : 65536;
+    const size_t shards = (size_t)o->world * (box / 2 / 128 * 128);
+    const size_t two_shot = shards < 131072 ? shards : 131072;
     const size_t all[] = {p->slot_bytes / 2,
                           p->slot_bytes,
                           2 * p->slot_bytes,
@@ -99,6 +103,14 @@ static size_t limits_of(const own *o, size_t *limits) {
                           2 * chunk,
                           4 * chunk,
                           5 * chunk,
+                          box,
+                          262144,
+                          turn,
+                          2 * turn,
+                          3 * turn,
+                          two_shot,
+                          2 * two_shot,
+                          3 * two_shot,
                           p->pull_bytes,
                           2 * p->pull_bytes,
                           3 * (p->pull_bytes / 2),
@@ -115,7 +127,7 @@ static size_t limits_of(const own *o, size_t *limits) {
 
 static void at_limits(onehop_t *context, int rank, int world, void *argument) {
     own o = own_make(context, rank, world, MOST_BYTES);
-    size_t limits[24];
+    size_t limits[32];
     const size_t n = limits_of(&o, limits);
     (void)argument;
     for (size_t i = 0; i < n; i++)

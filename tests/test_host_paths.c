@@ -78,6 +78,27 @@ static void ranks_disagree(int world, lanes_algorithm algorithm, size_t elements
     lanes_close(&g);
 }
 
+/* Progress words of many steps, left by the same epochs a turn of the count ago. */
+static void old_progress(lanes_algorithm algorithm) {
+    lanes_group g;
+    lanes_call calls[2];
+    for (int i = 0; i < 2; i++)
+        calls[i] = (lanes_call){algorithm, ONEHOP_BFLOAT16, 9000, 1, false, INPUT_REAL, 0, 0, 0};
+    for (size_t round = 0; round < scaled(60); round++) {
+        lanes_open(&g, 2, 1, deadline_ms);
+        lanes_preset(&g, 6);
+        g.holds = 1; /* rank 0 alone falls behind, between any two stores */
+        g.long_us = 2000;
+        for (int r = 0; r < 2; r++) {
+            oh_control *control = (void *)((char *)g.ranks[r].slab + g.planes.control);
+            for (oh_u32 phase = 0; phase < 2; phase++)
+                control->lines[phase][r].progress = (oh_u64)40 << 32 | (6 + phase);
+        }
+        lanes_run(&g, "progress of a turn of the epochs ago", calls, 2);
+        lanes_close(&g);
+    }
+}
+
 int main(int argc, char **argv) {
     enum {
         PUSH = 1,
@@ -91,6 +112,8 @@ int main(int argc, char **argv) {
     ranks_disagree(2, LANES_HOST_1SHOT, 100);
     ranks_disagree(3, LANES_HOST_1SHOT, 9000);
     ranks_disagree(3, LANES_HOST_2SHOT, 9000);
+    old_progress(LANES_HOST_1SHOT);
+    old_progress(LANES_HOST_2SHOT);
     for (int world = 2; world <= 4; world++) {
         mixed("host_1shot", world, ONE, 0, scaled(120));
         mixed("host_2shot", world, TWO, 0, scaled(120));

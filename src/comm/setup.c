@@ -138,8 +138,8 @@ static onehop_result choose_rows(onehop_t *ctx, const oh_introduction *all) {
     return oh_dispatch_init(&ctx->dispatch, group, &ctx->tuning);
 }
 
-/* Sizes that the caller leaves open. The host device publishes in the pull buffer, and only calls
- * that name a push algorithm take push slots. */
+/* Sizes that the caller leaves open. The host device exchanges data in the pull buffer, and only
+ * calls that name a push algorithm take push slots. */
 static onehop_result default_sizes(onehop_t *ctx) {
     onehop_layout_config *c = &ctx->layout_config;
     size_t push = oh_round_up(ctx->config.max_bytes, 4096), pull = 0;

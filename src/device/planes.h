@@ -75,8 +75,8 @@ typedef struct oh_control {
 /* Places of the protocol, for the record of a failure. */
 #define OH_SITE_SIGNATURE  1  /* waiting for a peer's signature */
 #define OH_SITE_PUSH_1SHOT 2  /* waiting for a word of a landing slot */
-#define OH_SITE_HOST_1SHOT 3  /* waiting for a peer to publish */
-#define OH_SITE_HOST_2SHOT 4  /* waiting for a peer to stage or to reduce */
+#define OH_SITE_HOST_1SHOT 3  /* waiting for a peer's data */
+#define OH_SITE_HOST_2SHOT 4  /* waiting for a peer's shards or sums */
 #define OH_SITE_ENTRY      5  /* overlap or a wrong row, found when the call began */
 #define OH_SITE_OUTSIDE    6  /* found by the host between calls */
 #define OH_SITE_PULL_ENTER 7  /* waiting for a peer's block to begin or to stage */
@@ -84,7 +84,7 @@ typedef struct oh_control {
 #define OH_SITE_SCATTER    9  /* 2shot_push: waiting for a peer's part of the own shard */
 #define OH_SITE_GATHER     10 /* 2shot_push: waiting for the sum of a peer's shard */
 #define OH_SITE_FLAGS      11 /* all-gather: waiting for a flag word */
-#define OH_SITE_HOST_PARTS 12 /* host_scatter, host_gather: waiting for a peer to publish */
+#define OH_SITE_HOST_PARTS 12 /* host_scatter, host_gather: waiting for a peer's data */
 
 typedef struct oh_local {
     oh_u32 stop;        /* nonzero: every wait gives up */

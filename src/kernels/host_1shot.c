@@ -18,11 +18,6 @@ typedef struct sum_call {
     size_t stride; /* between the parts for two ranks in the input; 0 if all get the same */
 } sum_call;
 
-static size_t length_of(const sum_call *s, size_t chunk) {
-    const size_t left = s->c.bytes - chunk * s->c.a->chunk_bytes;
-    return left < s->c.a->chunk_bytes ? left : s->c.a->chunk_bytes;
-}
-
 static const char *input_for(const sum_call *s, oh_u32 rank, size_t chunk) {
     return OH_AT(char, s->c.a->in) + rank * s->stride + chunk * s->c.a->chunk_bytes;
 }
@@ -37,7 +32,7 @@ static void give(const void *call, size_t chunk) {
     for (oh_u32 step = 1; step < world; step++) {
         const oh_u32 to = (rank + step) % world;
         s->c.vector->copy(place_of(s, rank, to, chunk), input_for(s, to, chunk),
-                          length_of(s, chunk));
+                          oh_chunk_length(&s->c, chunk));
     }
 }
 
@@ -48,7 +43,7 @@ static void sum(const void *call, size_t chunk) {
     for (oh_u32 r = 0; r < a->world; r++) in[r] = place_of(s, r, a->rank, chunk);
     in[a->rank] = input_for(s, a->rank, chunk);
     s->c.vector->reduce[a->dtype](OH_AT(char, a->out) + chunk * a->chunk_bytes, in, (int)a->world,
-                                  length_of(s, chunk) / s->c.element);
+                                  oh_chunk_length(&s->c, chunk) / s->c.element);
 }
 
 void oh_host_1shot(const void *args, oh_grid grid) {

@@ -31,11 +31,6 @@ static span shard_of(size_t bytes, oh_u32 rank, oh_u32 world) {
     return s;
 }
 
-static size_t chunk_length(const oh_host_call *c, size_t chunk) {
-    const size_t left = c->bytes - chunk * c->a->chunk_bytes;
-    return left < c->a->chunk_bytes ? left : c->a->chunk_bytes;
-}
-
 static char *reduced(const oh_host_call *c, oh_u32 rank, size_t chunk) {
     return oh_box(c, rank, rank) + chunk % 2 * oh_round_down(c->box / 2, LINE);
 }
@@ -44,17 +39,17 @@ static void scatter(const oh_host_call *c, size_t chunk) {
     const oh_args *a = c->a;
     for (oh_u32 step = 1; step < a->world; step++) {
         const oh_u32 to = (a->rank + step) % a->world;
-        const span s = shard_of(chunk_length(c, chunk), to, a->world);
+        const span s = shard_of(oh_chunk_length(c, chunk), to, a->world);
         c->vector->copy(oh_mailbox(c, a->rank, to, chunk),
                         OH_AT(char, a->in) + chunk * a->chunk_bytes + s.at, s.bytes);
     }
-    if (chunk == 0) oh_publish_signature(c);
     oh_publish_progress(c, (oh_u32)(2 * chunk + 1));
+    if (chunk == 0) oh_publish_signature(c);
 }
 
 static bool reduce(const oh_host_call *c, size_t chunk) {
     const oh_args *a = c->a;
-    const span s = shard_of(chunk_length(c, chunk), a->rank, a->world);
+    const span s = shard_of(oh_chunk_length(c, chunk), a->rank, a->world);
     const void *in[OH_MAX_RANKS];
     if (!oh_await_all(c, (oh_u32)(2 * chunk + 1))) return false;
     for (oh_u32 r = 0; r < a->world; r++) in[r] = oh_mailbox(c, r, a->rank, chunk);
@@ -71,7 +66,7 @@ static bool gather(const oh_host_call *c, size_t chunk) {
     /* Own shard first, then the next rank's: ranks read different memory at a time. */
     for (oh_u32 step = 0; step < a->world; step++) {
         const oh_u32 r = (a->rank + step) % a->world;
-        const span s = shard_of(chunk_length(c, chunk), r, a->world);
+        const span s = shard_of(oh_chunk_length(c, chunk), r, a->world);
         if (r != a->rank && !oh_await_progress(c, r, (oh_u32)(2 * chunk + 2))) return false;
         c->vector->copy(out + s.at, reduced(c, r, chunk), s.bytes);
     }

@@ -12,11 +12,6 @@
 
 #define SUB_SLOTS 4
 
-static size_t chunk_length(const oh_host_call *c, size_t chunk) {
-    const size_t left = c->bytes - chunk * c->a->chunk_bytes;
-    return left < c->a->chunk_bytes ? left : c->a->chunk_bytes;
-}
-
 static char *place_of(const oh_host_call *c, oh_u32 from, size_t chunk) {
     return oh_area_of(c, from) + chunk % SUB_SLOTS * c->a->chunk_bytes;
 }
@@ -24,7 +19,7 @@ static char *place_of(const oh_host_call *c, oh_u32 from, size_t chunk) {
 static void publish(const void *call, size_t chunk) {
     const oh_host_call *c = call;
     c->vector->copy(place_of(c, c->a->rank, chunk),
-                    OH_AT(char, c->a->in) + chunk * c->a->chunk_bytes, chunk_length(c, chunk));
+                    OH_AT(char, c->a->in) + chunk * c->a->chunk_bytes, oh_chunk_length(c, chunk));
 }
 
 /* Own part first, then the next rank's: ranks read different memory at a time. */
@@ -34,10 +29,10 @@ static void copy_all(const void *call, size_t chunk) {
     char *out = OH_AT(char, a->out) + chunk * a->chunk_bytes;
     const char *in = OH_AT(char, a->in) + chunk * a->chunk_bytes;
     if (out + a->rank * c->bytes != in)
-        c->vector->copy(out + a->rank * c->bytes, in, chunk_length(c, chunk));
+        c->vector->copy(out + a->rank * c->bytes, in, oh_chunk_length(c, chunk));
     for (oh_u32 step = 1; step < a->world; step++) {
         const oh_u32 r = (a->rank + step) % a->world;
-        c->vector->copy(out + r * c->bytes, place_of(c, r, chunk), chunk_length(c, chunk));
+        c->vector->copy(out + r * c->bytes, place_of(c, r, chunk), oh_chunk_length(c, chunk));
     }
 }
 

@@ -9,8 +9,10 @@
  * What one peer alone reads goes through a mailbox (oh_mailbox), what all read is written once, into
  * the own half.
  *
- * signature = hash << 32 | epoch, stored before anything else. progress = steps << 32 | epoch
- * counts the steps of a call that has several. Both start a call old (another epoch), never zeroed.
+ * signature = hash << 32 | epoch, stored after a call's first data and before its first wait. progress =
+ * steps << 32 | epoch counts the steps of a call that has several; its first is stored before the
+ * signature, so who has seen that reads no word of 2^32 calls ago. Both start a call old (another epoch),
+ * never zeroed.
  *
  * These bodies run as one block with one thread: they read epoch word 0 and write all words, so
  * that bodies with any grid may follow. */
@@ -50,8 +52,9 @@ static inline char *oh_box(const oh_host_call *c, oh_u32 owner, oh_u32 of) {
 }
 
 /* What `from` has for `to` alone. Each pair has two boxes, one in either half, and the two change
- * directions with each use: a rank writes where it has read last time. So the lines are in its own
- * cache already, and each travels once per use; where the reader always reads and the writer always
+ * directions with each use in a call, and from call to call of a phase: a rank writes where it has read last
+ * time (not so after a call of an even number of uses, which costs time once). So the lines are in its
+ * own cache already, and each travels once per use; where the reader always reads and the writer always
  * writes, each use takes a line away from its reader too, before it is written.
  *
  * `use` counts how often a call has used the place before. Within a call no credit is needed, since
@@ -149,8 +152,8 @@ static inline bool oh_await_progress(const oh_host_call *c, oh_u32 rank, oh_u32 
     }
 }
 
-/* All peers. Their signatures first: they must agree, and a progress word without one may be 2^32
- * calls old. */
+/* All peers. Their signatures first: they must agree, and before that a progress word may be 2^32 calls
+ * old. */
 static inline bool oh_await_all(const oh_host_call *c, oh_u32 steps) {
     for (oh_u32 r = 0; r < c->a->world; r++) {
         if (r == c->a->rank) continue;
@@ -162,6 +165,11 @@ static inline bool oh_await_all(const oh_host_call *c, oh_u32 steps) {
 
 /* ---- calls in chunks ---- */
 
+static inline size_t oh_chunk_length(const oh_host_call *c, size_t chunk) {
+    const size_t left = c->bytes - chunk * c->a->chunk_bytes;
+    return left < c->a->chunk_bytes ? left : c->a->chunk_bytes;
+}
+
 typedef void oh_host_step(const void *call, size_t chunk);
 
 /* Publish 0, publish 1, take 0, publish 2, take 1, ...: one chunk ahead, so that peers rarely wait. One chunk
@@ -169,6 +177,7 @@ typedef void oh_host_step(const void *call, size_t chunk);
 static inline void oh_host_chunks(const oh_host_call *c, size_t chunks, oh_host_step *publish,
                                   oh_host_step *take, const void *call) {
     publish(call, 0);
+    if (chunks > 1) oh_publish_progress(c, 1);
     oh_publish_signature(c);
     if (chunks == 1) {
         for (oh_u32 r = 0; r < c->a->world; r++)
@@ -176,7 +185,6 @@ static inline void oh_host_chunks(const oh_host_call *c, size_t chunks, oh_host_
         take(call, 0);
         return;
     }
-    oh_publish_progress(c, 1);
     for (size_t i = 1; i <= chunks; i++) {
         if (i < chunks) {
             publish(call, i);

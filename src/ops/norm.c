@@ -101,8 +101,7 @@ static void cut_host(const onehop_comm *comm, size_t row_room, oh_norm_args *n,
                      onehop_choice *choice) {
     const size_t box = box_bytes(comm), total = n->rows * row_room;
     const size_t whole = box < 64 * K ? box : 64 * K;
-    size_t half = box / 2 < 64 * K ? box / 2 : 64 * K;
-    if (half < row_room) half = row_room;
+    const size_t half = box / 2 < 64 * K ? box / 2 : 64 * K; /* holds a row: at most 32 KiB */
     n->chunk_rows =
         oh_fused_cut(n->rows, total <= whole ? n->rows : half / row_room, 1, &choice->chunks);
     n->call.chunk_bytes = n->chunk_rows * row_room;

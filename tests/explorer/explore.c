@@ -33,6 +33,7 @@ typedef struct row {
 #define TWO_SHOT(b, t, n, c) {PUSH_2SHOT, b, t, n, c}
 #define ONE(chunks)          {HOST_1SHOT, 0, 0, chunks, 0}
 #define TWO(chunks)          {HOST_2SHOT, 0, 0, chunks, 0}
+#define PART(chunks)         {HOST_GATHER, 0, 0, chunks, 0}
 #define INPUT(n)             {WRITE, 1, 1, n, 0}
 #define PULL1(b, t, n)       {DIRECT_1SHOT, b, t, n, 0}
 #define PULL2(b, t, n)       {DIRECT_2SHOT, b, t, n, 0}
@@ -146,6 +147,8 @@ static const row rows[] = {
     {"host_1shot", "1, 6 and 5 chunks, W=2", GOOD, false, {.world = 2, .lane = true, CALLS(ONE(6), ONE(1), ONE(5), ONE(1))}},
     {"host_1shot", "6 and 3 chunks, W=3", GOOD, false, {.world = 3, .lane = true, CALLS(ONE(6), ONE(3), ONE(1))}},
     {"host_1shot", "epochs wrap, W=2", GOOD, false, {.world = 2, .lane = true, .last_epoch = 13, CALLS(ONE(3), ONE(1), ONE(1), ONE(4), ONE(1))}},
+    {"host_1shot", "progress of the same epoch, a turn ago", GOOD, false, {.world = 2, .lane = true, .old_progress = true, CALLS(ONE(3), ONE(1), ONE(4))}},
+    {"host_1shot", "the same, signature before progress", BAD, false, {.world = 2, .lane = true, .old_progress = true, .signature_first = true, CALLS(ONE(3))}},
     {"host_1shot", "mailboxes one way", BAD, false, {.world = 2, .lane = true, .mail_one_way = true, CALLS(ONE(6))}},
     {"host_1shot", "mailboxes one way, one chunk", GOOD, false, {.world = 3, .lane = true, .mail_one_way = true, CALLS(ONE(1), ONE(1), ONE(1))}},
     {"host_1shot", "1 sub-slot", BAD, false, {.world = 2, .lane = true, .host_sub_slots = 1, CALLS(ONE(6))}},
@@ -162,7 +165,16 @@ static const row rows[] = {
     {"host_2shot", "one result area", BAD, false, {.world = 2, .lane = true, .results = 1, CALLS(TWO(4))}},
     {"host_2shot", "one half", BAD, false, {.world = 2, .lane = true, .one_phase = true, CALLS(TWO(1), TWO(1), TWO(1))}},
     {"host_2shot", "publishes without release", BAD, false, {.world = 2, .lane = true, .publishes_relaxed = true, CALLS(TWO(2))}},
+    {"host_2shot", "progress of the same epoch, a turn ago", GOOD, false, {.world = 2, .lane = true, .old_progress = true, CALLS(TWO(3), TWO(2))}},
+    {"host_2shot", "the same, signature before progress", BAD, false, {.world = 2, .lane = true, .old_progress = true, .signature_first = true, CALLS(TWO(3))}},
+    /* ---- host_gather ---- */
+    {"host_gather", "1, 6 and 2 chunks, W=2", GOOD, false, {.world = 2, .lane = true, CALLS(PART(1), PART(6), PART(2))}},
+    {"host_gather", "6 chunks and 1, W=3", GOOD, true, {.world = 3, .lane = true, CALLS(PART(6), PART(1))}},
+    {"host_gather", "3 sub-slots", BAD, false, {.world = 2, .lane = true, .host_sub_slots = 3, CALLS(PART(6))}},
+    {"host_gather", "one half", BAD, false, {.world = 2, .lane = true, .one_phase = true, CALLS(PART(1), PART(1), PART(1))}},
     /* ---- all of the host device after each other ---- */
+    {"mixed lane", "host_gather, host_1shot, host_2shot, W=2", GOOD, false, {.world = 2, .lane = true, CALLS(PART(2), ONE(3), TWO(2), PART(1), ONE(1), TWO(3))}},
+    {"mixed lane", "the same over the wrap, W=3", GOOD, false, {.world = 3, .lane = true, .last_epoch = 13, CALLS(PART(1), ONE(1), TWO(1), PART(1), ONE(3))}},
     {"mixed lane", "push, host_1shot, host_2shot, W=2", GOOD, false, {.world = 2, .lane = true, CALLS(TWO(2), ONE(5), GRID(2, 1, 2), ONE(1), TWO(1), CHUNKED(1, 1, 3, 1))}},
     {"mixed lane", "host_1shot, push, host_2shot, W=3", GOOD, false, {.world = 3, .lane = true, CALLS(ONE(1), GRID(1, 1, 1), TWO(1))}},
 };

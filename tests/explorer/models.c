@@ -20,6 +20,9 @@ typedef struct builder {
     layout at;
 } builder;
 
+/* More than any call makes. */
+#define OLD_STEPS 100
+
 static int calls_of(const model *m) {
     int n = 0;
     while (m->calls[n].units) n++;
@@ -36,6 +39,10 @@ static int chunk_units_of(const call *c) {
 
 static int chunks_of(const call *c) {
     return (c->units + chunk_units_of(c) - 1) / chunk_units_of(c);
+}
+
+static bool is_host_path(const call *c) {
+    return c->algorithm == HOST_1SHOT || c->algorithm == HOST_2SHOT || c->algorithm == HOST_GATHER;
 }
 
 static bool is_push(const call *c) {
@@ -118,7 +125,7 @@ static void lay_out(builder *b) {
     for (const call *c = m->calls; c->units; c++) {
         const int subs = chunks_of(c) > 1 ? or_default(m->sub_slots, 2) : 1;
         int room = chunk_units_of(c) * subs;
-        if (c->algorithm == HOST_1SHOT || c->algorithm == HOST_2SHOT) {
+        if (is_host_path(c)) {
             host = true;
             continue;
         }
@@ -493,9 +500,17 @@ static void emit_publish(const builder *b, program *p, int steps) {
 static void emit_await_all(const builder *b, program *p, int k, int steps) {
     for (int r = 0; r < b->m->world; r++) {
         if (r == p->rank) continue;
-        emit(p, OP_AWAIT_STEPS, progress_word(b, r), b->m->one_phase ? 0 : 1, steps);
         if (steps == 1) emit_signature_await(b, p, k, r);
+        emit(p, OP_AWAIT_STEPS, progress_word(b, r), b->m->one_phase ? 0 : 1, steps);
     }
+}
+
+/* A call's first step of several, and with it the signature. */
+static void emit_first(const builder *b, program *p, int k) {
+    const bool release = !b->m->publishes_relaxed;
+    if (b->m->signature_first) emit_signature_send(b, p, k, 0, peers_of(b, p->rank), release);
+    emit_publish(b, p, 1);
+    if (!b->m->signature_first) emit_signature_send(b, p, k, 0, peers_of(b, p->rank), release);
 }
 
 static unsigned epoch_of(const model *m, int k) {
@@ -540,8 +555,9 @@ static void emit_host_1shot(const builder *b, program *p, int k) {
             if (publish && i < chunks) {
                 emit_mail(b, p, OP_STORE, k, i, i / subs, i % subs);
                 if (i == 0)
-                    emit_signature_send(b, p, k, 0, peers_of(b, p->rank), !m->publishes_relaxed);
-                emit_publish(b, p, i + 1);
+                    emit_first(b, p, k);
+                else
+                    emit_publish(b, p, i + 1);
             }
             if (publish || i == 0) continue;
             emit_await_all(b, p, k, i);
@@ -552,8 +568,10 @@ static void emit_host_1shot(const builder *b, program *p, int k) {
 
 static void emit_host_scatter(const builder *b, program *p, int k, int chunk) {
     emit_mail(b, p, OP_STORE, k, chunk, chunk, 0);
-    if (chunk == 0) emit_signature_send(b, p, k, 0, peers_of(b, p->rank), !b->m->publishes_relaxed);
-    emit_publish(b, p, 2 * chunk + 1);
+    if (chunk == 0)
+        emit_first(b, p, k);
+    else
+        emit_publish(b, p, 2 * chunk + 1);
 }
 
 /* In the own box. */
@@ -587,6 +605,36 @@ static void emit_host_2shot(const builder *b, program *p, int k) {
     }
 }
 
+/* For all, in the own half, where boxes are too: a sub-slot is an area with all its words. */
+static void emit_part(const builder *b, program *p, op_kind kind, int rank, int k, int chunk) {
+    const int area = chunk % or_default(b->m->host_sub_slots, 4);
+    for (int w = 0; w < b->m->world; w++) {
+        op *o = emit(p, kind, area_word(b, rank, area, w), area_step(b), tag_of(k, chunk));
+        if (kind == OP_STORE) o->readers = peers_of(b, p->rank);
+    }
+}
+
+static void emit_host_gather(const builder *b, program *p, int k) {
+    const int chunks = b->m->calls[k].units;
+    const uint8_t peers = peers_of(b, p->rank);
+    emit_part(b, p, OP_STORE, p->rank, k, 0);
+    if (chunks == 1)
+        emit_signature_send(b, p, k, 0, peers, !b->m->publishes_relaxed);
+    else
+        emit_first(b, p, k);
+    for (int i = 1; i <= chunks; i++) {
+        if (i < chunks) {
+            emit_part(b, p, OP_STORE, p->rank, k, i);
+            emit_publish(b, p, i + 1);
+        }
+        for (int r = 0; r < b->m->world && chunks == 1; r++)
+            if (r != p->rank) emit_signature_await(b, p, k, r);
+        if (chunks > 1) emit_await_all(b, p, k, i);
+        for (int step = 1; step < b->m->world; step++)
+            emit_part(b, p, OP_READ, (p->rank + step) % b->m->world, k, i - 1);
+    }
+}
+
 /* ---- programs
  * ----------------------------------------------------------------------------------------------------
  */
@@ -604,8 +652,14 @@ static void emit_lane_push(const builder *b, program *p, int k) {
 static void emit_lane_host(const builder *b, program *p, int k) {
     const call *c = &b->m->calls[k];
     emit(p, OP_EPOCH, epoch_word(b, p->rank, 0), 0, 0);
+    if (!is_host_path(c)) {
+        fprintf(stderr, "explorer: a lane runs push and host paths alone\n");
+        exit(2);
+    }
     if (c->algorithm == HOST_2SHOT)
         emit_host_2shot(b, p, k);
+    else if (c->algorithm == HOST_GATHER)
+        emit_host_gather(b, p, k);
     else if (c->units > 1)
         emit_host_1shot(b, p, k);
     else
@@ -648,6 +702,9 @@ void model_build(const model *m, machine *out) {
     lay_out(&b);
     for (int w = 0; w < m->world * b.at.blocks; w++)
         out->initial[b.at.epochs + w] = WORD(0, or_default(m->last_epoch, 1));
+    for (int w = 0; m->old_progress && w < 2 * m->world; w++)
+        out->initial[b.at.progress + w] =
+            WORD(OLD_STEPS, epoch_of(m, (int)epoch_of(m, 0) % 2 != w % 2));
     for (int rank = 0; rank < m->world; rank++)
         for (int i = 0; i < (m->lane ? 1 : b.at.blocks * b.at.threads); i++) {
             if (out->thread_count == MOST_THREADS) {

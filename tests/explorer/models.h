@@ -14,6 +14,7 @@ typedef enum algorithm {
     WRITE, /* a kernel of the rank's own: reads the output of the call before, writes its input */
     DIRECT_1SHOT, /* pull by a row's addresses, right after a WRITE */
     DIRECT_2SHOT,
+    HOST_GATHER,
     GATHER_PUSH /* a block of one thread, with a unit in a chunk; units are chunks */
 } algorithm;
 
@@ -51,11 +52,13 @@ typedef struct model {
     bool flags_relaxed; /* gather_push */
     bool no_enter, no_exit, exits_early, exits_unmet, exits_relaxed, one_signal;
     /* host paths */
-    int host_sub_slots;     /* 0 means 2 of a mailbox, and 4 in gather_push */
+    int host_sub_slots;     /* 0 means 2 of a mailbox, 4 in host_gather and gather_push */
     int results;            /* 0 means 2 */
     bool mail_one_way;      /* a mailbox never changes direction */
     bool publishes_relaxed; /* progress and signature without release */
     bool publishes_late;    /* host_1shot: chunk k after chunk k-1 is read */
+    bool old_progress;      /* progress words are of the same epochs, a turn of the count ago */
+    bool signature_first;   /* before the first progress word of a call */
 } model;
 
 void model_build(const model *m, machine *out);

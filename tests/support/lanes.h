@@ -68,7 +68,7 @@ static void chaos_copy(void *to, const void *from, size_t bytes) {
 static void chaos_reduce(void *out, const void *const *in, int sources, size_t count,
                          onehop_dtype dtype) {
     const size_t half = count / 2, at = half * reference_element_bytes(dtype);
-    const void *rest[ONEHOP_MAX_RANKS];
+    const void *rest[ONEHOP_MAX_RANKS + 1];
     for (int s = 0; s < sources; s++) rest[s] = (const char *)in[s] + at;
     chaos_step();
     oh_vector_table()->reduce[dtype](out, in, sources, half);
@@ -191,11 +191,9 @@ static const oh_host_kernel lanes_multicast_bodies[2][4];
 #define oh_host_gather  lanes_host_gather
 #include "kernels/host_1shot.c"
 #include "kernels/host_2shot.c"
-#define chunk_length chunk_length_gather
-#define place_of     place_of_gather
+#define place_of place_of_gather
 #include "kernels/host_gather.c"
 #undef place_of
-#undef chunk_length
 #undef oh_host_gather
 #undef oh_host_scatter
 #undef oh_host_2shot
