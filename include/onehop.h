@@ -169,9 +169,8 @@ typedef enum onehop_algorithm {
     ONEHOP_GATHER_FLAGS = 10,
     /* all-gather: plain stores to every peer, one flag for each block and chunk */
     ONEHOP_GATHER_PUSH = 11,
-    ONEHOP_HOST_SCATTER =
-        12,                  /* reduce-scatter, host device: give shards, reduce the own */
-    ONEHOP_HOST_GATHER = 13, /* all-gather, host device: publish, copy from all */
+    ONEHOP_HOST_SCATTER = 12, /* reduce-scatter, host device: give shards, reduce the own */
+    ONEHOP_HOST_GATHER = 13,  /* all-gather, host device: publish, copy from all */
 } onehop_algorithm;
 
 /* What ranks do together. Each algorithm serves one of these; SCATTER ones reduce-scatter, GATHER ones

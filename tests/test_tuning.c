@@ -172,7 +172,8 @@ static void check_plan(const oh_dispatch *d, const oh_question *q) {
         CHECK((c->chunks == 1 ? 1 : 2) * plan.chunk_bytes <= box);
     /* Two results of a shard, which is whole lines of 128 bytes. */
     if (c->algorithm == ONEHOP_HOST_2SHOT)
-        CHECK(2 * oh_round_up((plan.chunk_bytes + (size_t)d->world - 1) / (size_t)d->world, 128) <= box);
+        CHECK(2 * oh_round_up((plan.chunk_bytes + (size_t)d->world - 1) / (size_t)d->world, 128) <=
+              box);
     CHECK(c->threads >= 1 && c->threads <= kernels[plan.kernel].max_threads);
     if (d->kind == ONEHOP_DEVICE_CUDA) CHECK(c->blocks >= 2 && c->threads % 32 == 0);
     if (d->kind == ONEHOP_DEVICE_HOST) CHECK(c->threads == 1);
