@@ -89,7 +89,6 @@ static void compare(own *o, onehop_algorithm algorithm, onehop_dtype dtype, size
 static size_t limits_of(const own *o, size_t *limits) {
     const oh_planes *p = &o->context->planes;
     size_t n = 0;
-    const size_t quarter = p->pull_bytes / 4, chunk = quarter < 131072 ? quarter : 131072;
     const size_t box = OH_BOX_BYTES(p->pull_bytes, (size_t)o->world);
     const size_t turn = box / 2 < 65536 ? box / 2 : 65536;
     const size_t shards = (size_t)o->world * (box / 2 / 128 * 128);
@@ -99,10 +98,6 @@ static size_t limits_of(const own *o, size_t *limits) {
                           2 * p->slot_bytes,
                           3 * (p->slot_bytes / 2),
                           65536,
-                          chunk,
-                          2 * chunk,
-                          4 * chunk,
-                          5 * chunk,
                           box,
                           262144,
                           turn,
