@@ -113,6 +113,8 @@ int main(int argc, char **argv) {
     lanes_push_whole_chunk = 1;
     for (int world = 2; world <= 4; world++) each(world, 2, scaled(30));
     mixed("gather_push, many chunks", 2, 3, PUSH, 20000, 0, scaled(40));
+    mixed("host_gather, many chunks", 2, 1, 1 << LANES_HOST_GATHER, 20000, 0, scaled(200));
+    mixed("host_gather, many chunks", 3, 1, 1 << LANES_HOST_GATHER, 20000, 0, scaled(200));
     mixed("all in turn", 2, 2, ALL, 6000, 0, scaled(60));
     mixed("all in turn", 3, 3, ALL, 6000, 0, scaled(40));
     mixed("all in turn", 7, 2, ALL, 3000, 0, scaled(16));
