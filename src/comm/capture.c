@@ -79,14 +79,24 @@ static onehop_result compare(const oh_captured *a, size_t count, const oh_captur
     return ONEHOP_OK;
 }
 
-/* Exchanges the lists through the group and compares all against rank 0's. */
+typedef struct summary {
+    uint64_t count;
+    uint64_t numbered;
+} summary;
+
+/* Exchanges the lists through the group and compares all against rank 0's. The calls get numbers from
+ * one that no rank has used. */
 static onehop_result compare_by_group(onehop_t *ctx) {
-    uint64_t mine = ctx->captured_count, counts[ONEHOP_MAX_RANKS];
-    onehop_result result = oh_rendezvous_allgather(ctx->group, &mine, counts, sizeof mine);
+    const uint64_t mine = ctx->captured_count;
+    const summary own = {mine, ctx->numbered};
+    summary summaries[ONEHOP_MAX_RANKS];
+    onehop_result result = oh_rendezvous_allgather(ctx->group, &own, summaries, sizeof own);
     if (result) return result;
+    for (int r = 0; r < ctx->world; r++)
+        if (summaries[r].numbered > ctx->numbered) ctx->numbered = (uint32_t)summaries[r].numbered;
     for (int r = 1; r < ctx->world && !result; r++)
-        result = compare(NULL, counts[r] == counts[0] ? 0 : counts[r], NULL,
-                         counts[r] == counts[0] ? 0 : counts[0], r);
+        if (summaries[r].count != summaries[0].count)
+            result = compare(NULL, summaries[r].count, NULL, summaries[0].count, r);
     if (result || !mine) return result;
     const size_t bytes = mine * sizeof *ctx->captured;
     oh_captured *all = malloc(bytes * (size_t)ctx->world);
@@ -182,7 +192,7 @@ static onehop_result fill_mapped(onehop_t *ctx, const void *const *in, void *con
     onehop_result result = ONEHOP_OK;
     for (size_t i = 0; i < ctx->captured_count && !result; i++) {
         if (!oh_takes_row(&ctx->captured[i])) continue;
-        result = onehop_comm_row_fill(ctx->comm, ctx->captured_memory[i].row, in, out);
+        result = oh_comm_row_fill(ctx->comm, ctx->captured_memory[i].row, ctx->numbered++, in, out);
         in += ctx->world;
         out += ctx->world;
     }
@@ -232,7 +242,13 @@ onehop_result onehop_capture_end_all(onehop_t *const *contexts, int n) {
     for (int r = 0; r < n && !result; r++)
         result = check_end(contexts[r], "onehop_capture_end_all");
     if (result) return result;
-    for (int r = 0; r < n; r++) contexts[r]->capturing = false;
+    uint32_t numbered = 0;
+    for (int r = 0; r < n; r++)
+        if (contexts[r]->numbered > numbered) numbered = contexts[r]->numbered;
+    for (int r = 0; r < n; r++) {
+        contexts[r]->numbered = numbered;
+        contexts[r]->capturing = false;
+    }
     for (int r = 1; r < n && !result; r++)
         result = compare(contexts[r]->captured, contexts[r]->captured_count, contexts[0]->captured,
                          contexts[0]->captured_count, r);

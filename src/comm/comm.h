@@ -115,6 +115,9 @@ onehop_result oh_comm_make_function(onehop_comm *comm, int kernel, oh_function *
 onehop_result oh_comm_check_fit(const onehop_comm *comm, int kernel, const oh_function *function,
                                 uint32_t ranks_per_device);
 
+/* Fills one row that is taken. `number`: of the call, equal on all ranks and of no other call. */
+onehop_result oh_comm_row_fill(onehop_comm *comm, uint32_t row, uint32_t number,
+                               const void *const *in, void *const *out);
 /* Fills rows that are taken, their tags included; empties and releases them. */
 onehop_result oh_comm_rows_fill(onehop_comm *comm, const uint32_t *rows, oh_row *values,
                                 size_t count);

@@ -181,6 +181,8 @@ void oh_comm_kill(onehop_comm *comm, uint32_t kind, int culprit) {
         oh_comm_store_u64(comm, OH_MEMBER(control_of(comm, r), oh_control, verdicts[comm->rank]),
                           verdict);
     }
+    for (int r = 0; r < comm->world; r++)
+        oh_comm_store_u64(comm, OH_MEMBER(control_of(comm, r), oh_control, given_up), 1);
     __atomic_store_n(&comm->page->abort, 1, __ATOMIC_RELEASE);
 }
 

@@ -372,6 +372,7 @@ static onehop_result fill(view *v) {
             staged++;
         }
         value->mode = all_reach(v, i) ? OH_ROW_DIRECT : OH_ROW_STAGED;
+        value->identity = OH_ROW_IDENTITY(ctx->numbered++);
     }
     if (staged)
         oh_log(ONEHOP_LOG_INFO, "rank %d: %zu of %zu captured calls go over the workspace",

@@ -26,6 +26,7 @@ static onehop_result write_rows(onehop_comm *comm, const uint32_t *rows, const o
     return result;
 }
 
+/* Identities are the caller's. */
 onehop_result oh_comm_rows_fill(onehop_comm *comm, const uint32_t *rows, oh_row *values,
                                 size_t count) {
     for (size_t i = 0; i < count; i++) values[i].tag = comm->row_tags[rows[i]];
@@ -70,12 +71,11 @@ onehop_result onehop_comm_row_take(onehop_comm *comm, uint32_t *row_out) {
                     comm->stats.rows_total);
 }
 
-onehop_result onehop_comm_row_fill(onehop_comm *comm, uint32_t row, const void *const *in,
-                                   void *const *out) {
-    onehop_result result = check_row(comm, row, "onehop_comm_row_fill");
-    if (result) return result;
+onehop_result oh_comm_row_fill(onehop_comm *comm, uint32_t row, uint32_t number,
+                               const void *const *in, void *const *out) {
     oh_row value;
     memset(&value, 0, sizeof value);
+    value.identity = OH_ROW_IDENTITY(number);
     value.mode = in ? OH_ROW_DIRECT : OH_ROW_STAGED;
     for (int r = 0; in && r < comm->world; r++) {
         if (!in[r] || (out && !out[r]))
@@ -90,6 +90,13 @@ onehop_result onehop_comm_row_fill(onehop_comm *comm, uint32_t row, const void *
         value.out[r] = out ? (uintptr_t)out[r] : 0;
     }
     return oh_comm_rows_fill(comm, &row, &value, 1);
+}
+
+/* The tag counts the rows taken so far. */
+onehop_result onehop_comm_row_fill(onehop_comm *comm, uint32_t row, const void *const *in,
+                                   void *const *out) {
+    onehop_result result = check_row(comm, row, "onehop_comm_row_fill");
+    return result ? result : oh_comm_row_fill(comm, row, comm->row_tags[row], in, out);
 }
 
 onehop_result onehop_comm_row_release(onehop_comm *comm, uint32_t row) {

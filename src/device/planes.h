@@ -55,6 +55,9 @@ typedef struct oh_control {
     oh_u64 verdicts[OH_MAX_RANKS];
     /* Nonzero: rank r has destroyed its communicator; it will send nothing more. */
     oh_u32 left[OH_MAX_RANKS];
+    /* Nonzero: a verdict is there. In a line of its own, for it is read by calls that end well. */
+    oh_u64 given_up;
+    oh_u64 unused[7];
 } oh_control;
 
 /* epoch << 32 | (culprit + 1) << 8 | kind; culprit -1: nobody. */
@@ -118,17 +121,23 @@ typedef struct oh_host_page {
     oh_record record;
 } oh_host_page;
 
-/* A row of the table of captured inputs. All ranks fill the row of a call with the same mode. */
+/* A row of the table of captured inputs. All ranks fill the row of a call with the same mode and
+ * identity. */
 typedef struct oh_row {
-    oh_u32 tag;  /* 0: not filled; else the number the captured call expects */
-    oh_u32 mode; /* OH_ROW_* */
+    oh_u32 tag;      /* 0: not filled; else the number that the captured call expects */
+    oh_u32 mode;     /* OH_ROW_* */
+    oh_u64 identity; /* OH_ROW_IDENTITY of a number that the ranks gave to this call */
     oh_u64 in[OH_MAX_RANKS];
     oh_u64 out[OH_MAX_RANKS];
-    oh_u64 unused[3];
+    oh_u64 unused[2];
 } oh_row;
 
 #define OH_ROW_STAGED 1 /* the call stages its input as if it had no row */
 #define OH_ROW_DIRECT 2 /* all addresses are aligned to 16 bytes */
+
+/* Upper half of an enter word of a call that goes by a row's addresses. The highest bit tells it
+ * from the step that other calls write there. */
+#define OH_ROW_IDENTITY(number) (0x80000000u | (oh_u32)(number))
 
 /* Offsets in a slab and in local memory, with the sizes they follow from. */
 typedef struct oh_planes {

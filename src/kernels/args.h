@@ -57,7 +57,7 @@ typedef struct oh_args {
 OH_STATIC_ASSERT(sizeof(oh_planes) == 80, planes);
 OH_STATIC_ASSERT(sizeof(oh_args) == 592, args);
 OH_STATIC_ASSERT(sizeof(oh_signature_line) == 128, line);
-OH_STATIC_ASSERT(sizeof(oh_control) == 4096 + 128 + 128 + 64, control);
+OH_STATIC_ASSERT(sizeof(oh_control) == 4096 + 128 + 128 + 64 + 64, control);
 OH_STATIC_ASSERT(sizeof(oh_local) == OH_LOCAL_EPOCHS + 8, local);
 OH_STATIC_ASSERT(sizeof(oh_row) == 288, row);
 OH_STATIC_ASSERT(OH_SIGNAL_BLOCK_BYTES == 256, signals);

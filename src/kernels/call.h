@@ -84,11 +84,11 @@ OH_FN oh_u64 oh_signature_await(const oh_args *a, oh_u32 from, oh_u32 epoch, oh_
 
 /* A hash differs: collect all words first, then name the lowest rank that differs from rank 0, as
  * all ranks do. */
-OH_SLOW_FN void oh_signature_mismatch(const oh_args *a, oh_u32 epoch) {
-    oh_u32 hash0 = a->hash, seen = a->hash, r;
+OH_SLOW_FN void oh_signature_mismatch(const oh_args *a, oh_u32 epoch, oh_u32 own) {
+    oh_u32 hash0 = own, seen = own, r;
     oh_i32 culprit = -1;
     for (r = 0; r < a->world; r++) {
-        oh_u32 hash = a->hash;
+        oh_u32 hash = own;
         if (r != a->rank) {
             const oh_u64 v = oh_signature_await(a, r, epoch, 1);
             if (!v) return;
@@ -104,11 +104,11 @@ OH_SLOW_FN void oh_signature_mismatch(const oh_args *a, oh_u32 epoch) {
 }
 
 /* Waits for a signature however long. 0: it differs, or the communicator died meanwhile. */
-OH_SLOW_FN oh_u32 oh_signature_accepted(const oh_args *a, oh_u32 from, oh_u32 epoch,
+OH_SLOW_FN oh_u32 oh_signature_accepted(const oh_args *a, oh_u32 from, oh_u32 epoch, oh_u32 own,
                                         oh_i32 looks_at_host) {
     const oh_u64 v = oh_signature_await(a, from, epoch, looks_at_host);
-    const oh_u32 differs = v && (oh_u32)(v >> 32) != a->hash;
-    if (differs) oh_signature_mismatch(a, epoch);
+    const oh_u32 differs = v && (oh_u32)(v >> 32) != own;
+    if (differs) oh_signature_mismatch(a, epoch, own);
     return v && !differs;
 }
 
@@ -171,15 +171,17 @@ OH_FN oh_signature_words oh_signature_begin(const oh_args *a, oh_grid g) {
 /* All that the last block of a grid does. Thread t serves peers t, t + threads, ...; on a GPU one
  * each, and the warps after the first are the guard. It must be no slower than the data: `words` of
  * the first peer are found before the wait for the previous grid, and one comparison tells that the
- * peer's word is there and agrees. All else is out of the way. */
+ * peer's word is there and agrees. All else is out of the way. `hash` is what this rank says;
+ * `refused`: it fails instead, and says nothing. */
 OH_FN void oh_signature_block(const oh_args *a, oh_grid g, oh_u64 epoch_word,
-                              oh_signature_words words) {
+                              oh_signature_words words, oh_u32 hash, oh_u32 refused) {
     const oh_u32 guards = g.threads > OH_WARP ? OH_WARP : 0;
     oh_call_state c = oh_call_begin(epoch_word);
     const oh_u64 phase = c.phase ? sizeof(oh_signature_line) * OH_MAX_RANKS : 0;
-    const oh_u64 word = (oh_u64)a->hash << 32 | c.epoch;
+    const oh_u64 word = (oh_u64)hash << 32 | c.epoch;
     oh_signature_words w = words;
     oh_u32 k, n;
+    c.dead |= refused;
     OH_NO_UNROLL
     for (k = g.thread; k + 1 < a->world && !c.dead; k += g.threads) {
         if (k != g.thread) w = oh_signature_words_of(a, k);
@@ -197,7 +199,7 @@ OH_FN void oh_signature_block(const oh_args *a, oh_grid g, oh_u64 epoch_word,
         while (oh_ld_relaxed_sys_u64(w.from + phase) != word && ++n < OH_POLLS) {
         }
         if (OH_UNLIKELY(n == OH_POLLS))
-            c.dead = !oh_signature_accepted(a, oh_other_rank(a, k), c.epoch, g.thread == 0);
+            c.dead = !oh_signature_accepted(a, oh_other_rank(a, k), c.epoch, hash, g.thread == 0);
     }
     oh_call_end(a, g, c);
 }
@@ -211,7 +213,7 @@ OH_FN oh_u32 oh_call_enter(const oh_args *a, oh_grid g) {
     if (signs) words = oh_signature_begin(a, g);
     oh_prefetch(epoch_word);
     oh_pdl_wait();
-    if (signs) oh_signature_block(a, g, epoch_word, words);
+    if (signs) oh_signature_block(a, g, epoch_word, words, a->hash, 0);
     return signs;
 }
 

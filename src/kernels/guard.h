@@ -9,9 +9,12 @@
  *      every control page, its own included, and gives the others OH_ROWS_WAIT_NS to do the same.
  *   4. It follows the rows from its own: the rank reached that wrote none is the culprit. So all ranks name the
  *      same one. (Rows in a circle mean lost data; then the lowest rank of the circle.)
- *   5. The verdict goes to every control page, the record to host memory, then all epoch words are marked dead and
- *      local.stop is set: all waits of
- *      this rank return, and its calls that are still queued do nothing.
+ *   5. The verdict goes to every control page and given_up after it, the record to host memory; then all
+ *      epoch words are marked dead and local.stop is set: all waits of this rank return, and its calls that
+ *      are still queued do nothing.
+ * The call of a rank that gave up ends, and its inputs and outputs belong to its program again. A peer that
+ * still reads them has perhaps all the signals that it needs. So a call that reads peers' inputs looks at
+ * given_up once it has done with them (oh_none_gave_up); nothing else reads memory of the program's.
  * A rank that comes late finds the verdict at its first slow look. Slots of a dead communicator are
  * never used again, so nothing is cleaned up. All accesses are relaxed: each word is meaningful by
  * itself, and single (verdicts, rows and left are written by one rank each). */
@@ -103,6 +106,11 @@ OH_SLOW_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u3
     for (r = 0; r < a->world; r++)
         oh_st_relaxed_sys_u64(OH_MEMBER(oh_control_of(a, r), oh_control, verdicts[a->rank]),
                               verdict);
+    /* Pairs with oh_none_gave_up: who sees it finds the verdict. It is there before this call ends, so
+     * before the program writes to the call's memory again. */
+    for (r = 0; r < a->world; r++)
+        oh_st_release_sys_u64(OH_MEMBER(oh_control_of(a, r), oh_control, given_up), 1);
+    oh_boundary_fence();
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, site), site);
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, rank), a->rank);
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, peer), (oh_u32)OH_VERDICT_CULPRIT(verdict));
@@ -141,7 +149,27 @@ OH_SLOW_FN void oh_fail(const oh_args *a, oh_u32 kind, oh_i32 peer, oh_u32 site,
         if (!verdict) verdict = oh_verdict_found(a);
     }
     if (!verdict) verdict = OH_VERDICT(kind, peer, epoch);
+    /* A later call's verdict would tell peers that this rank has completed this call. */
+    if ((oh_i32)(OH_VERDICT_EPOCH(verdict) - epoch) > 0)
+        verdict = OH_VERDICT(OH_VERDICT_KIND(verdict), OH_VERDICT_CULPRIT(verdict), epoch);
     oh_conclude(a, verdict, site, expected, seen);
+}
+
+/* A call that accesses memory of a peer's program found given_up set, so what it reads there may be
+ * anything. This rank fails with the verdict that it finds. */
+OH_SLOW_FN void oh_fail_with_peer(const oh_args *a, oh_u32 site, oh_u32 epoch) {
+    /* Acquire: pairs with the release in oh_conclude. */
+    (void)oh_ld_acquire_sys_u64(OH_MEMBER(oh_control_of(a, a->rank), oh_control, given_up));
+    oh_fail(a, OH_FAIL_TIMEOUT, -1, site, epoch, 0, 0);
+}
+
+/* Asked after the last such access, when the peers have told that they are done too. 0: a rank gave up in
+ * this call, and this rank has failed. */
+OH_SLOW_FN oh_u32 oh_none_gave_up(const oh_args *a, oh_u32 site, oh_u32 epoch) {
+    (void)oh_ld_acquire_sys_u64(OH_MEMBER(oh_control_of(a, a->rank), oh_control, given_up));
+    if (!oh_verdict_ends(a, epoch)) return 1;
+    oh_fail_with_peer(a, site, epoch);
+    return 0;
 }
 
 /* What a wait waits for, in one word: few registers are free around a call. `looks_at_host` is set

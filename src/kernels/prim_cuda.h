@@ -197,6 +197,7 @@ OH_FN void oh_fence_acq_rel_sys(void) {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 /* For what a GPU orders by the boundary between two kernels and a host does not: nothing here. */
+#define OH_LOOKS_PER_UNIT 0
 OH_FN void oh_boundary_fence(void) {
 }
 

@@ -55,7 +55,7 @@ OH_FN void oh_pull_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
     oh_prefetch(epoch_word);
     oh_pdl_wait();
     if (g.block == g.blocks - 1) {
-        oh_signature_block(a, g, epoch_word, words);
+        oh_row_signature(a, g, epoch_word, words, &row, 1);
         return;
     }
     if (oh_row_is_direct(&row, 1)) {
@@ -64,7 +64,7 @@ OH_FN void oh_pull_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
     }
     if (first < a->whole) own = oh_ld_unit(in);
     c = oh_call_begin(epoch_word);
-    if (a->row) c.dead = oh_row_refused(a, g, c, &row);
+    c.dead |= oh_row_refused(a, &row, 1);
     if (first < a->whole && !c.dead) {
         oh_st_unit(oh_own_address(a, oh_pull_1shot_place(a, c.epoch, 0)) +
                        (oh_u64)first * OH_UNIT_BYTES,

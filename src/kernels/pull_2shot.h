@@ -132,7 +132,7 @@ OH_FN void oh_pull_2shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
     oh_prefetch(epoch_word);
     oh_pdl_wait();
     if (g.block == g.blocks - 1) {
-        oh_signature_block(a, g, epoch_word, words);
+        oh_row_signature(a, g, epoch_word, words, &row, 2);
         return;
     }
     c = oh_call_begin(epoch_word);
@@ -140,7 +140,7 @@ OH_FN void oh_pull_2shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
         oh_pull_direct(a, g, c, &row, 2, dtype, world);
         return;
     }
-    if (a->row) c.dead = oh_row_refused(a, g, c, &row);
+    c.dead |= oh_row_refused(a, &row, 2);
     place = a->planes.pull + (c.phase ? a->planes.pull_bytes : 0);
     p.shards = oh_shards_of(a->units, world ? world : a->world);
     p.here = oh_own_address(a, place);

@@ -2,12 +2,19 @@
  * with every rank's input and output address; blocks read the peers' inputs where they lie.
  *
  * Steps of a block:
- *   load     the row's {tag, mode} and the peers' addresses, before the wait for the previous grid: the
- *            host wrote them before this graph was launched; then the epoch word
+ *   load     the row's {tag, mode}, its identity and the peers' addresses, before the wait for the previous
+ *            grid: the host wrote them before this graph was launched; then the epoch word
  *   enter    tell the same block of each peer that this rank's kernel has begun; hear it from each
  *   reduce   1shot: units of the whole message, the sums to the own output
  *            2shot: units of the own shard, the sums to the own and to every peer's output
- *   exit     the same again: this block has done with the peers' memory
+ *   exit     the same again: this block has done with the peers' memory; and no rank has given up
+ *
+ * Identity. The addresses in a row are those of one captured call. If ranks replay graphs crosswise, or
+ * one makes another call in this epoch, they are of the wrong memory, perhaps shorter than this message. So
+ * an enter word holds the number that the ranks gave to this captured call, a block goes on only if every
+ * peer's word is {identity, epoch} to the bit, and no other kind of call writes such a word. The signature
+ * holds the identity and the mode too: where a block waits for ever, the signature block finds the mismatch,
+ * names the culprit and ends all waits. Nothing of the peers' has been read or stored by then.
  *
  *   bytes per rank             1shot: (W-1) S received; 2shot: S (W-1)/W received and as much sent
  *   hops on the critical path  1shot: 4 (a signal, a load and its answer, a signal); 2shot: 5, since
@@ -30,6 +37,16 @@
  * the barrier; and exit again after this block's enter of the next call. For the same reason the block
  * may trigger and write its epoch words without another barrier: what one thread has seen has come
  * for all.
+ *
+ * A rank that gives up (deadline, abort) takes its memory back while a peer still reads it, and the
+ * peer may have its exit already. So the last look at the exit words looks at given_up too (guard.h), in
+ * the same breath: it costs no time. That look comes after the block's barrier, hence after all its loads.
+ * In 2shot it also covers sums that another rank made of such memory: that rank released its exit after
+ * reading, the reading came after the memory had changed, and given_up was there before that. The two
+ * loads of one look are not ordered; between what they would have to swap lie a kernel's end, a
+ * program's store and a load of a peer. A pair that read at random during the exit's wait, and stopped, is
+ * told in every look. 2shot also looks while it reduces, before it stores to the peers: a rank that has
+ * given up gets at most the units that are in flight.
  *
  * Threads may differ in `dead`: the mark in the epoch word may come between their loads of it, and
  * one may give up an enter that another has just seen. 1shot does not ask: an exit promises only
@@ -59,6 +76,7 @@ typedef struct oh_reach {
 typedef struct oh_row_view {
     oh_u64 head;   /* {tag, mode}; 0: there is no row */
     oh_u64 direct; /* the head of this call's row if the call may go by its addresses */
+    oh_u64 identity;
     oh_reach to;
     oh_u64 tell,
         hear; /* enter words of this block: on the first peer that this thread tells, and here */
@@ -71,7 +89,7 @@ OH_FN oh_u64 oh_tell_address(const oh_args *a, oh_grid g, oh_u32 k) {
 OH_FN oh_row_view oh_row_view_of(const oh_args *a, oh_grid g, oh_u32 shots, oh_u32 world) {
     oh_row_view row;
     oh_u32 k;
-    row.head = row.tell = 0;
+    row.head = row.tell = row.identity = 0;
     row.hear = oh_signal_address(a, g.block, OH_SIGNAL_ENTER, 0, a->rank);
     row.direct = ~0ull;
     row.to.in[0] = a->in;
@@ -80,6 +98,7 @@ OH_FN oh_row_view oh_row_view_of(const oh_args *a, oh_grid g, oh_u32 shots, oh_u
     for (k = 1; k < (world ? world : 2); k++) row.to.in[k] = row.to.out[k] = 0;
     if (!a->row) return row;
     row.head = oh_ld_host_u64(a->row);
+    row.identity = oh_ld_host_u64(OH_MEMBER(a->row, oh_row, identity));
     OH_UNROLL
     for (k = 1; k < (world ? world : 2); k++) {
         const oh_u32 r = oh_next_rank(a, k);
@@ -98,22 +117,44 @@ OH_FN oh_u32 oh_row_is_direct(const oh_row_view *row, oh_u32 shots) {
     return row->head == row->direct && (shots == 1 || row->to.out[1] != 0);
 }
 
-/* A row by whose addresses the call does not go: the workspace serves, or the call is dead. All threads
- * of all blocks see the same row. */
-OH_FN oh_u32 oh_row_refused(const oh_args *a, oh_grid g, oh_call_state c, const oh_row_view *row) {
-    const oh_u32 tag = (oh_u32)row->head;
-    if (tag == a->tag && (row->head >> 32) == OH_ROW_STAGED) return c.dead;
-    if (g.thread == 0 && !c.dead)
-        oh_fail(a, OH_FAIL_ROW, (oh_i32)a->rank, OH_SITE_ENTRY, c.epoch, a->tag, tag);
-    return 1;
+/* There should be a row, and it is not filled for this call: the call is dead. The signature block says
+ * so. All threads of all blocks see the same row. */
+OH_FN oh_u32 oh_row_refused(const oh_args *a, const oh_row_view *row, oh_u32 shots) {
+    const oh_u64 staged = (oh_u64)OH_ROW_STAGED << 32 | a->tag;
+    return a->row && row->head != staged && !oh_row_is_direct(row, shots);
+}
+
+/* Of everything that all ranks must agree on in this call: its row's mode and identity too. */
+OH_FN oh_u32 oh_row_hash(const oh_args *a, const oh_row_view *row) {
+    const oh_u32 mode = (oh_u32)(row->head >> 32);
+    return a->row ? a->hash ^ ((oh_u32)row->identity << 2 | mode) * 0x9e3779b1u : a->hash;
+}
+
+/* What the signature block of a call with or without a row does. A rank with a wrong row fails before it
+ * has said anything, so all ranks name that and no mismatch. */
+OH_FN void oh_row_signature(const oh_args *a, oh_grid g, oh_u64 epoch_word,
+                            oh_signature_words words, const oh_row_view *row, oh_u32 shots) {
+    const oh_u32 refused = oh_row_refused(a, row, shots);
+    if (OH_UNLIKELY(refused) && g.thread == 0) {
+        const oh_call_state c = oh_call_begin(epoch_word);
+        if (!c.dead)
+            oh_fail(a, OH_FAIL_ROW, (oh_i32)a->rank, OH_SITE_ENTRY, c.epoch, a->tag,
+                    (oh_u32)row->head);
+    }
+    oh_signature_block(a, g, epoch_word, words, oh_row_hash(a, row), refused);
 }
 
 /* ---- meetings ---------------------------------------------------------------------------------- */
+/* The word of a meeting: this call's identity and epoch at its beginning; at its end, where the peers
+ * are known, a step. */
+OH_FN oh_u64 oh_direct_word(const oh_row_view *row, oh_u32 which, oh_u32 epoch) {
+    return (which == OH_SIGNAL_ENTER ? row->identity << 32 : (oh_u64)1 << 32) | epoch;
+}
+
 /* Tells the same block of each peer, thread t the (t+1)-th next rank; `released`: with all stores of
  * the block, after a barrier. */
 OH_FN void oh_tell_peers(const oh_args *a, oh_grid g, oh_u64 first, oh_u32 which, oh_u32 released,
-                         oh_u32 epoch) {
-    const oh_u64 word = (oh_u64)1 << 32 | epoch;
+                         oh_u64 word) {
     oh_u32 k;
     oh_boundary_fence();
     OH_PEERS(k, g, a->world) {
@@ -126,34 +167,56 @@ OH_FN void oh_tell_peers(const oh_args *a, oh_grid g, oh_u64 first, oh_u32 which
     }
 }
 
-/* What is left when peers have not told within OH_POLLS looks. 0: the communicator died. */
-OH_SLOW_FN oh_u32 oh_hear_slowly(const oh_args *a, oh_u64 words, oh_u32 site, oh_u32 epoch,
+/* Nonzero: some rank has given up, in this call or another. */
+OH_FN oh_u64 oh_given_up(const oh_args *a) {
+    return oh_ld_relaxed_sys_u64(OH_MEMBER(oh_control_of(a, a->rank), oh_control, given_up));
+}
+
+/* Waits for a word, however long. 0: the communicator died. */
+OH_SLOW_FN oh_u32 oh_word_await(const oh_args *a, oh_u64 p, oh_u32 what, oh_u64 word) {
+    oh_u64 state = 0, seen = 0;
+    oh_u32 n;
+    for (;;) {
+        OH_NO_UNROLL
+        for (n = 0; n < OH_POLLS; n++) {
+            seen = oh_ld_relaxed_sys_u64(p);
+            if (seen == word) return 1;
+        }
+        state = oh_wait_slow(a, state, what, (oh_u32)word, (oh_u32)(word >> 32), (oh_u32)(seen >> 32));
+        if (!state) return 0;
+    }
+}
+
+/* What is left when peers have not told within OH_POLLS looks, or one has given up. 0: the communicator
+ * died. */
+OH_SLOW_FN oh_u32 oh_hear_slowly(const oh_args *a, oh_u64 words, oh_u32 site, oh_u64 word,
                                  oh_i32 looks_at_host) {
     oh_u32 k;
     for (k = 1; k < a->world; k++) {
         const oh_u32 peer = oh_next_rank(a, k);
-        if (!oh_signal_await(a, words + 8 * peer, OH_WAIT_FOR(site, peer, looks_at_host), epoch, 1))
+        if (!oh_word_await(a, words + 8 * peer, OH_WAIT_FOR(site, peer, looks_at_host), word))
             return 0;
     }
-    return 1;
+    return site != OH_SITE_PULL_EXIT || oh_none_gave_up(a, site, (oh_u32)word);
 }
 
-/* Waits, each thread for itself, until the same block of every peer has told. 0: the communicator
- * died. */
-OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u64 words, oh_u32 which, oh_u32 epoch,
+/* Waits, each thread for itself, until the same block of every peer has told, and at the exit until it is
+ * known that none has given up. 0: the communicator died. */
+OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u64 words, oh_u32 which, oh_u64 word,
                            oh_u32 world) {
     const oh_u32 site = which == OH_SIGNAL_ENTER ? OH_SITE_PULL_ENTER : OH_SITE_PULL_EXIT;
-    oh_u32 n = 0, k, missing = 1, alive = 1;
+    oh_u32 n = 0, k, alive = 1;
+    oh_u64 missing = 1, gone = 0;
     words += which * OH_SIGNAL_KIND_BYTES;
     OH_NO_UNROLL
     while (world && missing && n++ < OH_POLLS) {
         missing = 0;
         OH_UNROLL
         for (k = 1; k < world; k++)
-            missing |=
-                !oh_signal_reached(oh_ld_relaxed_sys_u64(words + 8 * oh_next_rank(a, k)), epoch, 1);
+            missing |= oh_ld_relaxed_sys_u64(words + 8 * oh_next_rank(a, k)) ^ word;
+        if (which == OH_SIGNAL_EXIT) gone = oh_given_up(a);
     }
-    if (OH_UNLIKELY(missing)) alive = oh_hear_slowly(a, words, site, epoch, g.thread == 0);
+    if (OH_UNLIKELY(missing | gone)) alive = oh_hear_slowly(a, words, site, word, g.thread == 0);
     oh_boundary_fence();
     return alive;
 }
@@ -163,10 +226,12 @@ OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u64 words, oh_u32 whi
 #define OH_DIRECT_MOST         4
 #define OH_DIRECT_UNITS(world) ((world) == 2 ? 2u : (world) <= 4 ? 2u : 1u)
 
-/* Sums `units` units at `at`, at + step, ...; of a batch that is not `full` those before `end`. */
-OH_FN void oh_direct_batch(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step, oh_u64 end,
+/* Sums `units` units at `at`, at + step, ...; of a batch that is not `full` those before `end`. 0: a
+ * rank has given up, and what is left was not stored. */
+OH_FN oh_u32 oh_direct_batch(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step, oh_u64 end,
                            oh_u32 units, oh_u32 full, oh_u32 outs, oh_u32 dtype, oh_u32 world) {
     oh_unit v[OH_DIRECT_MOST][OH_MAX_RANKS];
+    oh_u64 gone = outs ? oh_given_up(a) : 0;
     oh_u32 j, k;
     OH_UNROLL
     for (j = 0; j < units; j++) {
@@ -182,10 +247,13 @@ OH_FN void oh_direct_batch(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u
         oh_unit sum;
         if (!full && j && at + j * step >= end) continue;
         sum = oh_sum_finished(a, oh_add_turned(v[j], a->rank, dtype, world), at + j * step, dtype);
+        if (outs && OH_LOOKS_PER_UNIT) gone = oh_given_up(a);
+        if (OH_UNLIKELY(gone)) return 0;
         OH_UNROLL
         for (k = 1; k < world && outs; k++) oh_st_unit(to->out[k] + at + j * step, sum);
         oh_st_unit(to->out[0] + at + j * step, sum);
     }
+    return 1;
 }
 
 OH_FN oh_unit oh_direct_load(oh_u64 p, oh_u64 left, oh_u32 dtype) {
@@ -198,8 +266,8 @@ OH_FN void oh_direct_store(oh_u64 p, oh_u64 left, oh_unit v, oh_u32 dtype) {
         oh_st_unit(p, v);
 }
 
-/* One unit, of which `left` bytes are there; any number of ranks, in rank order. */
-OH_FN void oh_direct_unit(const oh_args *a, oh_u64 at, oh_u64 left, oh_u32 outs, oh_u32 dtype) {
+/* One unit, of which `left` bytes are there; any number of ranks, in rank order. 0: as oh_direct_batch. */
+OH_FN oh_u32 oh_direct_unit(const oh_args *a, oh_u64 at, oh_u64 left, oh_u32 outs, oh_u32 dtype) {
     oh_sum sum = oh_sum_of(oh_unit_armed(), dtype);
     oh_unit v;
     oh_u32 r;
@@ -210,43 +278,51 @@ OH_FN void oh_direct_unit(const oh_args *a, oh_u64 at, oh_u64 left, oh_u32 outs,
         sum = r ? oh_sum_add(sum, v, dtype) : oh_sum_of(v, dtype);
     }
     v = oh_sum_finished(a, sum, at, dtype);
+    if (outs && oh_given_up(a)) return 0;
     OH_NO_UNROLL
     for (r = 0; r < a->world && outs; r++)
         if (r != a->rank)
             oh_direct_store(oh_ld_u64(OH_MEMBER(a->row, oh_row, out[r])) + at, left, v, dtype);
     oh_direct_store(a->out + at, left, v, dtype);
+    return 1;
 }
 
 /* The same out of the way, for the end of a message. */
-OH_SLOW_FN void oh_direct_end(const oh_args *a, oh_u64 at, oh_u64 left, oh_u32 outs, oh_u32 dtype) {
-    oh_direct_unit(a, at, left, outs, dtype);
+OH_SLOW_FN oh_u32 oh_direct_end(const oh_args *a, oh_u64 at, oh_u64 left, oh_u32 outs,
+                                oh_u32 dtype) {
+    return oh_direct_unit(a, at, left, outs, dtype);
 }
 
 /* This thread's units of the bytes to `end`: at, at + step, ... A message of one unit a thread has a way
- * of its own: a small call lasts as long as its instructions take. */
-OH_FN void oh_direct_reduce(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step,
+ * of its own: a small call lasts as long as its instructions take. 0: as oh_direct_batch. */
+OH_FN oh_u32 oh_direct_reduce(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step,
                             oh_u64 end, oh_u32 outs, oh_u32 dtype, oh_u32 world) {
     const oh_u64 whole = end & ~(oh_u64)(OH_UNIT_BYTES - 1);
     const oh_u64 ahead = (OH_DIRECT_UNITS(world) - 1) * step;
     if (!world) {
         OH_NO_UNROLL
-        for (; at < end; at += step) oh_direct_unit(a, at, end - at, outs, dtype);
-        return;
+        for (; at < end; at += step)
+            if (!oh_direct_unit(a, at, end - at, outs, dtype)) return 0;
+        return 1;
     }
     if (OH_LIKELY(at + step >= whole)) {
         if (at < whole) {
-            oh_direct_batch(a, to, at, step, whole, 1, 1, outs, dtype, world);
+            if (!oh_direct_batch(a, to, at, step, whole, 1, 1, outs, dtype, world)) return 0;
             at += step;
         }
     } else {
         OH_NO_UNROLL
         for (; at + ahead < whole; at += ahead + step)
-            oh_direct_batch(a, to, at, step, whole, OH_DIRECT_UNITS(world), 1, outs, dtype, world);
-        if (at < whole)
-            oh_direct_batch(a, to, at, step, whole, OH_DIRECT_UNITS(world), 0, outs, dtype, world);
+            if (!oh_direct_batch(a, to, at, step, whole, OH_DIRECT_UNITS(world), 1, outs, dtype,
+                                 world))
+                return 0;
+        if (at < whole && !oh_direct_batch(a, to, at, step, whole, OH_DIRECT_UNITS(world), 0, outs,
+                                           dtype, world))
+            return 0;
         while (at < whole) at += step;
     }
-    if (OH_UNLIKELY(at < end)) oh_direct_end(a, at, end - at, outs, dtype);
+    if (OH_UNLIKELY(at < end)) return oh_direct_end(a, at, end - at, outs, dtype);
+    return 1;
 }
 
 /* ---- calls ------------------------------------------------------------------------------------- */
@@ -269,22 +345,26 @@ OH_FN void oh_pull_direct(const oh_args *a, oh_grid g, oh_call_state c, const oh
                           oh_u32 shots, oh_u32 dtype, oh_u32 world) {
     const oh_u64 bytes = a->count * OH_ELEMENT_BYTES(dtype);
     const oh_u64 step = (oh_u64)((g.blocks - 1) * g.threads) * OH_UNIT_BYTES;
+    const oh_u64 enter = oh_direct_word(row, OH_SIGNAL_ENTER, c.epoch),
+                 exit = oh_direct_word(row, OH_SIGNAL_EXIT, c.epoch);
     oh_span part;
     part.begin = 0;
     part.end = bytes;
-    if (!c.dead) oh_tell_peers(a, g, row->tell, OH_SIGNAL_ENTER, 0, c.epoch);
+    if (!c.dead) oh_tell_peers(a, g, row->tell, OH_SIGNAL_ENTER, 0, enter);
     if (a->early_trigger) oh_pdl_trigger();
     if (shots == 2) part = oh_direct_shard(a, bytes, world);
     part.begin += (oh_u64)(g.block * g.threads + g.thread) * OH_UNIT_BYTES;
-    if (!c.dead) c.dead = !oh_hear_peers(a, g, row->hear, OH_SIGNAL_ENTER, c.epoch, world);
-    if (!c.dead)
-        oh_direct_reduce(a, &row->to, part.begin, step, part.end, shots == 2, dtype, world);
+    if (!c.dead) c.dead = !oh_hear_peers(a, g, row->hear, OH_SIGNAL_ENTER, enter, world);
+    if (!c.dead && !oh_direct_reduce(a, &row->to, part.begin, step, part.end, shots == 2, dtype, world)) {
+        oh_fail_with_peer(a, OH_SITE_PULL_EXIT, c.epoch);
+        c.dead = 1;
+    }
     if (shots == 2)
         c.dead = oh_group_any(c.dead);
     else
         oh_group_sync();
-    if (!c.dead) oh_tell_peers(a, g, row->tell, OH_SIGNAL_EXIT, shots == 2, c.epoch);
-    if (!c.dead) c.dead = !oh_hear_peers(a, g, row->hear, OH_SIGNAL_EXIT, c.epoch, world);
+    if (!c.dead) oh_tell_peers(a, g, row->tell, OH_SIGNAL_EXIT, shots == 2, exit);
+    if (!c.dead) c.dead = !oh_hear_peers(a, g, row->hear, OH_SIGNAL_EXIT, exit, world);
     oh_call_leave(a, g, c);
 }
 

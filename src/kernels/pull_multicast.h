@@ -58,7 +58,7 @@ OH_FN oh_u32 oh_multicast_begin(const oh_args *a, oh_grid g, oh_call_state *c) {
     oh_prefetch(epoch_word);
     oh_pdl_wait();
     if (g.block == g.blocks - 1) {
-        oh_signature_block(a, g, epoch_word, words);
+        oh_signature_block(a, g, epoch_word, words, a->hash, 0);
         return 0;
     }
     *c = oh_call_begin(epoch_word);

@@ -254,7 +254,7 @@ OH_FN void oh_push_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
     oh_prefetch(epoch_word);
     oh_pdl_wait();
     if (g.block == g.blocks - 1) {
-        oh_signature_block(a, g, epoch_word, words);
+        oh_signature_block(a, g, epoch_word, words, a->hash, 0);
         return;
     }
     if (fast && i < a->whole) own = oh_ld_unit(in);

@@ -24,6 +24,7 @@ typedef struct chaos {
 } chaos;
 
 static _Thread_local chaos chaos_here;
+static _Thread_local void (*chaos_watch)(void); /* called at each of those places, if set */
 
 static inline void chaos_hold(uint64_t random) {
     if (random >> 63)
@@ -35,6 +36,7 @@ static inline void chaos_hold(uint64_t random) {
 /* Before each store that another rank can see, and each ordinary one or load of 16 bytes. */
 static inline void chaos_store(void) {
     chaos *c = &chaos_here;
+    if (chaos_watch) chaos_watch();
     if (!c->left) return;
     c->state ^= c->state << 13, c->state ^= c->state >> 7, c->state ^= c->state << 17;
     if (c->state & c->mask) return;
@@ -364,7 +366,7 @@ static void lanes_close(lanes_group *g) {
 }
 
 /* As if the call before the first had been number first_epoch - 1. */
-static void lanes_preset(lanes_group *g, uint32_t first_epoch) {
+static inline void lanes_preset(lanes_group *g, uint32_t first_epoch) {
     g->first_epoch = first_epoch;
     for (int r = 0; r < g->world; r++) {
         oh_u64 *words = (oh_u64 *)((char *)g->ranks[r].local + OH_LOCAL_EPOCHS);
@@ -456,6 +458,7 @@ static void lanes_fill_row(lanes_rank *own, bool direct, bool in_place) {
     own->row.tag = own->args.tag;
     if (g->expect_row && own->rank == g->world - 1 && own->args.tag == g->count) own->row.tag++;
     own->row.mode = direct ? OH_ROW_DIRECT : OH_ROW_STAGED;
+    own->row.identity = OH_ROW_IDENTITY(own->args.tag);
     for (int r = 0; r < g->world && direct; r++) {
         own->row.out[r] = (uintptr_t)(g->ranks[r].out.memory + at);
         own->row.in[r] =
