@@ -80,9 +80,9 @@ static void place(lanes_group *data, size_t count) {
 
 /* ---- crossed ------------------------------------------------------------------------------------- */
 /* Rank 0 to world - 2 replay call 0, the last rank call 1, which is as long or shorter, and may be of the
- * other algorithm. */
+ * other algorithm. `staged`: the last rank replays call 0 too, but has its row filled as staged. */
 static void crossed(int world, lanes_algorithm first, lanes_algorithm last, size_t count0,
-                    size_t count1) {
+                    size_t count1, bool staged) {
     lanes_group g, data[2];
     part parts[ONEHOP_MAX_RANKS][2];
     pthread_t threads[ONEHOP_MAX_RANKS][2];
@@ -95,7 +95,8 @@ static void crossed(int world, lanes_algorithm first, lanes_algorithm last, size
     }
     for (int r = 0; r < world; r++) {
         const int i = r == world - 1;
-        captured(&g, r, &data[i], (uint32_t)i, i ? count1 : count0);
+        captured(&g, r, &data[i], (uint32_t)(i && !staged), i ? count1 : count0);
+        if (i && staged) g.ranks[r].row.mode = OH_ROW_STAGED;
         for (int lane = 0; lane < 2; lane++) {
             /* Lane 1 has the signature block, of two blocks the last. */
             parts[r][lane] = (part){&g.ranks[r], kernel_of(&g, i ? last : first), lane,
@@ -125,11 +126,9 @@ static void crossed(int world, lanes_algorithm first, lanes_algorithm last, size
 /* ---- gives up ------------------------------------------------------------------------------------ */
 static _Thread_local size_t accesses, held_at; /* held_at 0: never */
 static sem_t go_on;
-static int is_held; /* atomic */
 
 static void watch(void) {
     if (++accesses != held_at) return;
-    __atomic_store_n(&is_held, 1, __ATOMIC_RELEASE);
     while (sem_wait(&go_on)) {
     }
 }
@@ -158,7 +157,7 @@ static void giving_up_main(int rank, int world, void *argument) {
         memset(own->in.data, 0x77, u->bytes);
         memcpy(u->left_with, own->out.data, u->bytes);
     }
-    if (__atomic_load_n(&is_held, __ATOMIC_ACQUIRE)) sem_post(&go_on);
+    sem_post(&go_on);
 }
 
 /* Returns the accesses of rank 0. `later`: a verdict on a later call is there already. */
@@ -175,7 +174,7 @@ static size_t one_gives_up(int world, lanes_algorithm algorithm, size_t count, s
     place(&g, count);
     u.kernel = kernel_of(&g, algorithm);
     u.left_with = lanes_memory(count * 2, 0x5A);
-    is_held = 0;
+    while (!sem_trywait(&go_on)) continue;
     for (int r = 0; r < world; r++) {
         oh_control *control = (oh_control *)((char *)g.ranks[r].slab + g.planes.control);
         captured(&g, r, &g, 1, count);
@@ -222,8 +221,10 @@ int main(int argc, char **argv) {
         for (int k = 0; k < 4; k++)
             crossed(world, k % 2 ? LANES_PULL_2SHOT : LANES_PULL_1SHOT,
                     k == 1 || k == 2 ? LANES_PULL_2SHOT : LANES_PULL_1SHOT, 2100,
-                    k < 2 ? 2100 : 300);
-    crossed(5, LANES_PULL_2SHOT, LANES_PULL_2SHOT, 2100, 40);
+                    k < 2 ? 2100 : 300, false);
+    crossed(5, LANES_PULL_2SHOT, LANES_PULL_2SHOT, 2100, 40, false);
+    crossed(2, LANES_PULL_1SHOT, LANES_PULL_1SHOT, 2100, 2100, true);
+    crossed(3, LANES_PULL_2SHOT, LANES_PULL_2SHOT, 2100, 2100, true);
     gives_up(2, LANES_PULL_1SHOT, 150, 1);
     gives_up(2, LANES_PULL_2SHOT, 150, 1);
     gives_up(3, LANES_PULL_1SHOT, 150, 3);

@@ -15,7 +15,8 @@
  * peer's memory is read after a meeting was either never in that L1 since the call began, or is
  * thrown out of it by that one acquire.
  *
- * Which words count. A word names {step, epoch}. It is enough if it is this call's and of this step
+ * Which words count. A word names {step, epoch}, or of a call by addresses {identity, epoch}: identities are
+ * negative as steps go, so here they never count. It is enough if it is this call's and of this step
  * or a later one; a peer may be ahead within a call. It may also be one whole call ahead: a
  * 1shot_pull over the workspace ends without a meeting at its end, so a peer whose block has heard
  * from this block may finish, begin the next call, whatever its source, and signal there, over a
@@ -44,7 +45,7 @@ OH_FN oh_u64 oh_signal_address(const oh_args *a, oh_u32 block, oh_u32 which, oh_
 }
 
 OH_FN oh_i32 oh_signal_reached(oh_u64 word, oh_u32 epoch, oh_u32 step) {
-    return ((oh_u32)word == epoch && (oh_u32)(word >> 32) >= step) ||
+    return ((oh_u32)word == epoch && (oh_i32)(word >> 32) >= (oh_i32)step) ||
            (oh_u32)word == OH_EPOCH_NEXT(epoch);
 }
 

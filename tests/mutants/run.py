@@ -17,7 +17,7 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from mutants import FUSED, LANES, MUTANTS, PARTS, PATHS, PULLS  # noqa: E402
+from mutants import DIRECTS, FUSED, LANES, MUTANTS, PARTS, PATHS, PULLS  # noqa: E402
 
 ROOT = pathlib.Path(os.environ.get("ONEHOP_SOURCE_DIR") or pathlib.Path(__file__).resolve().parents[2])
 # Protocol errors show at a deadline of this many milliseconds; an honest run waits for no peer that long.
@@ -119,7 +119,7 @@ def main():
         rows = [row for row in MUTANTS if given.only in row[0]]
         if given.share > 1:
             rows = rows[int(time.time()) // 86400 % given.share::given.share]
-        for program in (program for program in (LANES, PATHS, PULLS, PARTS, FUSED) if program in {row[1] for row in rows}):
+        for program in (program for program in (LANES, PATHS, PULLS, PARTS, FUSED, DIRECTS) if program in {row[1] for row in rows}):
             binary = build(given.cc, program, ROOT / "src", objects, work / program)
             for _ in range(given.repeat):
                 started = time.monotonic()
