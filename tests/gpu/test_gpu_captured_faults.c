@@ -1,0 +1,124 @@
+/* Captured calls over the ranks' own memory when something goes wrong, on GPUs:
+ *   crossed    rank r replays graph r % 2: MISMATCH on all, nothing is stored to any output
+ *   giving up  rank 1's deadline of a millisecond ends its wait for rank 0, whose output lies in host memory
+ *              and so takes much longer; then rank 1 writes to its input. Rank 0 must not say OK.
+ * Ranks are threads that share a GPU. */
+/* labels: timeout=120 */
+#include "gpu_ranks.h"
+
+#define MOST ((size_t)1 << 20) /* elements of a crossed call */
+#define LONG ((size_t)32 << 20)
+
+typedef struct crossed_job {
+    onehop_algorithm algorithm;
+    size_t counts[2];
+} crossed_job;
+
+static void capture(gpu_rank *r, const float *in, float *out, size_t count,
+                    onehop_algorithm algorithm, gpu_graph *graph) {
+    onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
+    call.algorithm = algorithm;
+    call.source = ONEHOP_SOURCE_GRAPH;
+    gpu_capture_begin(&r, 1);
+    CHECK_OK(onehop_all_reduce_with(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, &call,
+                                    r->stream));
+    gpu_capture_end(&r, 1, graph);
+}
+
+static void crossed(gpu_rank *r, int here, void *argument) {
+    const crossed_job *j = argument;
+    const int mine = r->rank % 2;
+    float *in[2], *out[2], *found = malloc(MOST * 4);
+    gpu_graph graphs[2];
+    onehop_stats stats;
+    (void)here;
+    CHECK(found != NULL);
+    for (int g = 0; g < 2; g++) {
+        in[g] = gpu_alloc(r, MOST * 4);
+        out[g] = gpu_alloc(r, MOST * 4);
+        gpu_fill(r, in[g], 0x3F, MOST * 4);
+        gpu_fill(r, out[g], 0x5A, MOST * 4);
+        capture(r, in[g], out[g], j->counts[g], j->algorithm, &graphs[g]);
+    }
+    CHECK_OK(onehop_get_stats(r->context, &stats));
+    CHECK_INT(2, stats.rows_direct);
+    gpu_barrier(r);
+    gpu_graph_launch(r, &graphs[mine], r->stream);
+    const onehop_result result = onehop_synchronize(r->context, r->stream);
+    gpu_expect_failure(r, ONEHOP_ERR_MISMATCH, 1, result, "crossed replays");
+    gpu_barrier(r);
+    for (int g = 0; g < 2; g++) {
+        gpu_read(r, found, out[g], MOST * 4);
+        for (size_t i = 0; i < MOST * 4; i++)
+            if (((unsigned char *)found)[i] != 0x5A)
+                FAIL("rank %d: byte %zu of graph %d's output was stored", r->rank, i, g);
+    }
+    gpu_barrier(r);
+    for (int g = 0; g < 2; g++) {
+        gpu_graph_free(r, &graphs[g]);
+        gpu_free(r, in[g]);
+        gpu_free(r, out[g]);
+    }
+    free(found);
+}
+
+static int gave_up, read_wrong; /* of all tries; atomic */
+
+static void giving_up(gpu_rank *r, int here, void *argument) {
+    float *in = gpu_alloc(r, LONG * 4),
+          *out = r->rank ? gpu_alloc(r, LONG * 4) : gpu_alloc_pinned(r, LONG * 4);
+    const float ones = 1, late = 777;
+    uint32_t word;
+    gpu_graph graph;
+    (void)here, (void)argument;
+    memcpy(&word, &ones, 4);
+    gpu_fill_words_later(r, in, word, LONG, r->stream);
+    CHECK_OK(onehop_synchronize(r->context, r->stream));
+    capture(r, in, out, LONG, ONEHOP_1SHOT_PULL, &graph);
+    if (r->rank) CHECK_OK(onehop_set_timeout(r->context, 1));
+    gpu_barrier(r);
+    if (r->rank) usleep(300);
+    gpu_graph_launch(r, &graph, r->stream);
+    if (r->rank) { /* in order of the stream: as soon as the call has ended */
+        memcpy(&word, &late, 4);
+        gpu_fill_words_later(r, in, word, LONG, r->stream);
+    }
+    const onehop_result result = onehop_synchronize(r->context, r->stream);
+    if (r->rank && result) {
+        __atomic_add_fetch(&gave_up, 1, __ATOMIC_RELAXED);
+        CHECK_INT(ONEHOP_ERR_TIMEOUT, result);
+    }
+    gpu_barrier(r);
+    size_t wrong = 0;
+    for (size_t i = 0; !r->rank && i < LONG; i++) wrong += out[i] != 2;
+    if (wrong && !result) FAIL("rank 0 says OK, and %zu of %zu elements are wrong", wrong, LONG);
+    if (wrong) __atomic_add_fetch(&read_wrong, 1, __ATOMIC_RELAXED);
+    gpu_barrier(r);
+    gpu_graph_free(r, &graph);
+    gpu_free(r, in);
+    if (r->rank)
+        gpu_free(r, out);
+    else
+        gpu_free_pinned(r, out);
+}
+
+int main(void) {
+    (void)gpu_main(110, 1);
+    for (int world = 2; world <= 8; world *= 2)
+        for (int k = 0; k < 4; k++) {
+            crossed_job job = {k % 2 ? ONEHOP_2SHOT_PULL : ONEHOP_1SHOT_PULL,
+                               {MOST, k / 2 ? MOST / 3 + 5 : MOST}};
+            const gpu_setup setup = {
+                .layout = GPU_THREADS, .world = world, .gpus = 1, .dies = true};
+            gpu_run(&setup, crossed, &job);
+        }
+    for (int k = 0; k < 5; k++) {
+        const gpu_setup setup = {.layout = GPU_THREADS, .world = 2, .gpus = 1, .dies = true};
+        gpu_run(&setup, giving_up, NULL);
+    }
+    printf("rank 1 gave up in %d of 5 calls; in %d of them rank 0 had read what came after, and "
+           "said so\n",
+           gave_up, read_wrong);
+    CHECK(read_wrong > 0);
+    return 0;
+}
