@@ -479,7 +479,9 @@ ONEHOP_API onehop_result onehop_comm_all_gather(onehop_comm *comm, const void *i
 /* Rows: the table of captured inputs, this rank's own. A row holds every rank's input and output
  * address, as seen by this rank's device; a captured pull call over source GRAPH holds only its
  * row's number. `take` reserves a row; calls may name it from then on, and run once it is filled: a
- * call that finds it empty or recycled fails with ROW on all ranks. `fill` gives it in[world_size]
+ * call that finds it empty or recycled fails with ROW on all ranks. The n-th row that a communicator takes
+ * belongs to the n-th of every peer: ranks take rows in the same order. Ranks that name different ones in
+ * a call get MISMATCH, before anything is read or stored. `fill` gives it in[world_size]
  * and out[world_size], aligned to 16 bytes (out may be NULL for 1shot_pull, which writes only its
  * own) or, with in NULL, marks it as staged: the call then goes over the workspace. All ranks must
  * fill a call's row alike, staged or not. `release` recycles it once no graph that uses it can run.
@@ -623,9 +625,17 @@ ONEHOP_API onehop_result onehop_would_use_for(const onehop_t *context, onehop_co
  * pointers; end is collective, compares the captured calls of all ranks, exchanges handles and
  * fills the rows. Capture the stream itself with the means of CUDA, or
  * onehop_host_stream_capture_begin. The graphs may be launched after end. Memory that pull calls
- * captured is then read by the peers: it must stay allocated until the graphs of all ranks are
- * destroyed; the peers unmap it at their next begin or destroy. Memory of a kind that cannot be
- * shared, or not aligned to 16 bytes, costs a copy and is no error. Not to be nested. The _all
+ * captured is then read by the peers, and with 2SHOT_PULL written by them: it must stay allocated until
+ * the graphs of all ranks are destroyed; the peers unmap it at their next begin or destroy. Memory of a
+ * kind that cannot be shared, or not aligned to 16 bytes, costs a copy and is no error. Ranks must replay
+ * the same captured calls in the same order: the calls of a capture are numbered, and ranks that replay
+ * different ones get MISMATCH before anything is read or stored.
+ * After a failure (-3xx) of a call over captured memory a peer's call may still be running: it reads this
+ * rank's input and stores to this rank's output until it has ended. Such a peer never says OK: it fails as
+ * this rank did. So after a failure neither write, free nor use the memory of captured calls until every
+ * peer's onehop_synchronize has returned, its context is destroyed or its process has ended; a barrier of
+ * the program's own after onehop_synchronize tells.
+ * Not to be nested. The _all
  * forms serve one thread that drives all `n` ranks of a group. Errors: NULL, STATE; end: MISMATCH
  * (which call differs on which rank), PEER_LOST, MISSING_PEER, MEMORY, DRIVER. Since 0.1. */
 ONEHOP_API onehop_result onehop_capture_begin(onehop_t *context);
