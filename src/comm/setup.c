@@ -112,7 +112,7 @@ static onehop_result count_sharing(onehop_t *ctx, const oh_introduction *all) {
             here++;
             if (!same_process(ctx, i, j) && !(ctx->config.flags & ONEHOP_FLAG_SHARE_GPU))
                 return oh_error(ONEHOP_ERR_UNSUPPORTED,
-                                "ranks %d and %d are processes on one GPU (%s), which would be "
+                                "ranks %d and %d are processes on one GPU (%.31s), which would be "
                                 "time-sliced; use threads of "
                                 "one process, or ask for it with ONEHOP_FLAG_SHARE_GPU",
                                 i < j ? i : j, i < j ? j : i, all[i].bus_id);
