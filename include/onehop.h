@@ -362,11 +362,12 @@ typedef struct onehop_layout_config {
     size_t pull_bytes;
     /* Largest grid of any call; all its blocks must fit on the smallest rank's device at once.
      * Default: 64 on CUDA (long messages want one per multiprocessor, divided by the ranks on a
-     * GPU), 16 on the host. At most 1024. Kernels wait on the GPU for those of the peers, so the grids of
-     * all communicators there, of all their ranks, but for the largest single one must together have
-     * fewer blocks than the GPU has multiprocessors. Creation fails (ARGUMENT) where this process's
-     * would not. Other processes on the GPU, NCCL and other kernels that wait for peers cannot be
-     * counted: leave them room. If all grids together have at most as many blocks as there are
+     * GPU), 16 on the host. At most 1024.
+     * Kernels wait on the GPU for those of the peers. So of the grids of all communicators there, and of
+     * all their ranks, all but the largest single one must together have fewer blocks than the GPU has
+     * multiprocessors. Creation fails where those of this process would not (ARGUMENT; where 0 was
+     * given, UNSUPPORTED). Other processes on the GPU, NCCL and other kernels that wait for peers cannot
+     * be counted: leave them room. Where all grids together have at most as many blocks as there are
      * multiprocessors, ranks may even differ in which calls they let wait for which. */
     uint32_t max_blocks;
     /* Rows of the table of captured inputs. Default 4096 on CUDA, 256 on the host. */
@@ -541,8 +542,8 @@ typedef struct onehop_config {
  * nothing. Blocks. On CUDA the primary context of the device is retained and the memory is
  * allocated there. The tuning table is read here, and must have the same rows on all ranks. Errors:
  * those of onehop_group_open, onehop_symmetric_alloc, onehop_comm_create; ENVIRONMENT for a table
- * that is not understood, with its line; ARGUMENT if its grids do not fit beside those of other
- * communicators on a GPU. Since 0.1. */
+ * that is not understood, with its line; ARGUMENT or UNSUPPORTED if its grids do not fit beside those
+ * of other communicators on a GPU (onehop_layout_config.max_blocks). Since 0.1. */
 ONEHOP_API onehop_result onehop_create(const onehop_config *config, onehop_t **context_out);
 
 /* All ranks of a group of `n` in one thread: rank i on devices[i] (NULL: config->device for all; a
@@ -796,8 +797,8 @@ typedef struct onehop_qknorm {
  * go in chunks. q and k may lie between each other's rows. tokens 0 does nothing. `call` (NULL: onehop
  * chooses) may name 1SHOT_PUSH and a grid. Ranks must agree on tokens, widths, dtype, flags and eps; else
  * MISMATCH. Any communicator of 2 ranks and more serves; a small one of its own (push_bytes 65536,
- * pull_bytes 4096) lets such calls overlap with those of another. Everything else, NaN and errors, as
- * onehop_all_reduce_norm. Since 0.1. */
+ * pull_bytes 4096, max_blocks 16) lets such calls overlap with those of another. Everything else, NaN
+ * and errors, as onehop_all_reduce_norm. Since 0.1. */
 ONEHOP_API onehop_result onehop_tp_qknorm(onehop_t *context, const onehop_qknorm *qknorm,
                                           const onehop_call *call, onehop_stream_t stream);
 ONEHOP_API onehop_result onehop_comm_tp_qknorm(onehop_comm *comm, const onehop_qknorm *qknorm,

@@ -59,7 +59,7 @@ static oh_residency *claim(int gpu, uint32_t ranks, uint32_t blocks, uint64_t co
 static void refused(uint32_t blocks, const char *part) {
     const oh_claim c = {0, SMS, 1, blocks, 0};
     oh_residency *r = NULL;
-    CHECK_RESULT(ONEHOP_ERR_ARGUMENT, oh_residency_claim(&c, &r));
+    CHECK_RESULT(blocks ? ONEHOP_ERR_ARGUMENT : ONEHOP_ERR_UNSUPPORTED, oh_residency_claim(&c, &r));
     CHECK(!r);
     CHECK_CONTAINS(part, onehop_last_error());
     CHECK_CONTAINS("ONEHOP_FLAG_ORDERED", onehop_last_error());

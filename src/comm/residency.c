@@ -53,7 +53,7 @@ static onehop_result refuse(const oh_claim *c, const oh_grids *there, uint32_t c
     char wanted[24];
     snprintf(wanted, sizeof wanted, "%u", c->blocks);
     return oh_error(
-        ONEHOP_ERR_ARGUMENT,
+        c->blocks ? ONEHOP_ERR_ARGUMENT : ONEHOP_ERR_UNSUPPORTED,
         "GPU %d: no room for grids of %s blocks of %u rank%s. %u other communicators of this "
         "process "
         "have grids of %llu blocks there, and all grids but the largest (now of %u) must together "

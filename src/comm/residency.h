@@ -53,7 +53,7 @@ typedef struct oh_claim {
     uint64_t communicator;
 } oh_claim;
 
-/* Errors: ARGUMENT (no room), MEMORY. */
+/* Errors, where there is no room: ARGUMENT for the blocks given, UNSUPPORTED if they are open. MEMORY. */
 onehop_result oh_residency_claim(const oh_claim *claim, oh_residency **out);
 uint32_t oh_residency_blocks(const oh_residency *residency);
 /* Peers got less: gives back what is above `blocks`. */

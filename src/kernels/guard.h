@@ -43,8 +43,8 @@ OH_FN oh_u32 oh_stopped(const oh_args *a) {
 }
 
 /* A verdict as `writer` may have written it. Without a known kind a rank would end with no failure to
- * report; the culprit is an index wherever it is read. */
-OH_FN oh_u64 oh_verdict_checked(oh_u64 v, oh_u32 writer, oh_u32 world) {
+ * report; the culprit is an index wherever it is read. Out of line: tp_qknorm would spill. */
+OH_SLOW_FN oh_u64 oh_verdict_checked(oh_u64 v, oh_u32 writer, oh_u32 world) {
     const oh_u32 kind = OH_VERDICT_KIND(v), named = (oh_u32)OH_VERDICT_CULPRIT(v) + 1u;
     const oh_u32 fewest = kind == OH_FAIL_ABORTED || kind == OH_FAIL_OVERLAP ? 0u : 1u;
     if (kind >= OH_FAIL_TIMEOUT && kind <= OH_FAIL_GARBLED && named >= fewest && named <= world)
