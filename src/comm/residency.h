@@ -5,7 +5,7 @@
  * there, but for the largest single one, together have fewer than S blocks.
  *
  * Why this suffices. A block of a call waits only for the block of the same number on its peers, and
- * a GPU starts the blocks of a grid in order. So a call goes on if on each GPU one block of each of
+ * a GPU starts the blocks of a grid in order (CUDA does not promise it, GPUs do it). So a call goes on if on each GPU one block of each of
  * its ranks finds room; its whole grid need not. Take, of the calls in flight on all their ranks, one
  * of the communicator with the largest grids. All else that waits on a GPU, other communicators' grids
  * and those of its own other ranks there, has fewer blocks than there are multiprocessors. So

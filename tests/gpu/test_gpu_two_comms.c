@@ -2,13 +2,15 @@
  * rank: they all end, and are right (comm/residency.h). Ranks are threads that share the GPU, so
  * their grids fill it: with grids as large as for a communicator alone all calls above 8 MiB would
  * wait for each other until the deadline. Prints the grids that each communicator got, and says that
- * creation refuses grids that would not fit, unless their calls are promised never to meet. */
+ * creation refuses grids that would not fit, unless their calls are promised never to meet.
+ * With an argument that promise is made and broken: all grids are whole, and it fails by a TIMEOUT. */
 /* labels: timeout=150 */
 #include "gpu_ranks.h"
 
 #define COMMUNICATORS 3
 #define MOST          ((size_t)64 << 20)
 
+static uint32_t flags;
 static onehop_group *groups[COMMUNICATORS][ONEHOP_MAX_RANKS]; /* the first: of gpu_run */
 
 /* One communicator of one rank, with a stream and memory of its own. */
@@ -41,7 +43,8 @@ static lane open_lane(gpu_rank *r, int i) {
               gpu_alloc(r, MOST), gpu_alloc(r, MOST),
               gpu_alloc(r, MOST), gpu_alloc(r, 4)};
     if (i > 0) {
-        const onehop_config config = config_for(r, groups[i][r->rank]);
+        onehop_config config = config_for(r, groups[i][r->rank]);
+        config.flags = flags;
         CHECK_OK(onehop_create(&config, &l.context));
     }
     fill_with(r, l.in, (float)((r->rank + 1) * (i + 1)));
@@ -188,8 +191,10 @@ static void all(void *argument) {
     if (gpus > 1) run(2, 2);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     int gpus = gpu_main(140, 1);
+    (void)argv;
+    flags = argc > 1 ? ONEHOP_FLAG_ORDERED : 0;
     gpu_apart(all, &gpus);
     return 0;
 }
