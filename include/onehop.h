@@ -20,6 +20,9 @@
  *     independent. onehop_abort, onehop_status and onehop_set_timeout may run beside other calls.
  *   - Nothing hangs for ever: a wait for a peer ends at the deadline (config timeout_ms, 300 s by
  *     default) with an error that names the peer.
+ *   - On a GPU calls of several communicators may be in flight together, in any order, if the program
+ *     orders them alike on all ranks: where one is made to wait for another (one stream, an event, a
+ *     wait of the host), it is so on every rank. See onehop_layout_config.max_blocks.
  *   - The library never changes the environment, the current CUDA device or signal handlers, never
  *     calls exit, and starts no thread but the worker of a host stream you create.
  *
@@ -359,7 +362,13 @@ typedef struct onehop_layout_config {
     size_t pull_bytes;
     /* Largest grid of any call; all its blocks must fit on the smallest rank's device at once.
      * Default: 64 on CUDA (long messages want one per multiprocessor, divided by the ranks on a
-     * GPU), 16 on the host. At most 1024. */
+     * GPU), 16 on the host. At most 1024.
+     * Kernels wait on the GPU for those of the peers. So of the grids of all communicators there, and of
+     * all their ranks, all but the largest single one must together have fewer blocks than the GPU has
+     * multiprocessors. Creation fails where those of this process would not (ARGUMENT; where 0 was
+     * given, UNSUPPORTED). Other processes on the GPU, NCCL and other kernels that wait for peers cannot
+     * be counted: leave them room. Where all grids together have at most as many blocks as there are
+     * multiprocessors, ranks may even differ in which calls they let wait for which. */
     uint32_t max_blocks;
     /* Rows of the table of captured inputs. Default 4096 on CUDA, 256 on the host. */
     uint32_t max_rows;
@@ -383,7 +392,8 @@ ONEHOP_API onehop_result onehop_layout_get(const onehop_layout_config *config,
 
 /* Bits of the field `flags` of onehop_comm_config and onehop_config. Equal on all ranks. */
 /* CUDA: let the next kernel of the stream start once this call has begun to push. Your promise
- * that nothing else that spins (another communicator, NCCL) can be in flight on this GPU. */
+ * that nothing else that spins (another communicator, NCCL) can be in flight on this GPU; as with
+ * ORDERED, its grids are not counted. */
 #define ONEHOP_FLAG_EARLY_TRIGGER 1u
 /* CUDA: several processes on one GPU are time-sliced, milliseconds a call; refused without this. */
 #define ONEHOP_FLAG_SHARE_GPU 2u
@@ -398,6 +408,10 @@ ONEHOP_API onehop_result onehop_layout_get(const onehop_layout_config *config,
 /* CUDA, contexts only: sizes that are left open follow the tuning table without the cap of 16 MiB;
  * to 128 MiB. */
 #define ONEHOP_FLAG_UNCAP 8u
+/* CUDA: your promise that no call of this communicator is in flight on a GPU beside one of another: they
+ * share a stream, or events order them, alike on all ranks. Its grids are as large as if it were alone,
+ * and are not counted with others' (onehop_layout_config.max_blocks). */
+#define ONEHOP_FLAG_ORDERED 16u
 
 typedef struct onehop_comm onehop_comm;
 
@@ -514,6 +528,9 @@ typedef struct onehop_config {
     size_t max_bytes;
     size_t push_bytes;
     size_t pull_bytes;
+    /* See onehop_layout_config. 0, on CUDA: one for each multiprocessor of the smallest GPU, divided by the
+     * ranks on a GPU; where other communicators of the process leave less, half of what is left.
+     * So give small ones that are made first a max_blocks of their own. onehop_would_use shows grids. */
     uint32_t max_blocks;
     uint32_t max_rows;
     uint32_t timeout_ms; /* deadline of a call; 0: ONEHOP_TIMEOUT_MS or 300000 */
@@ -527,7 +544,8 @@ typedef struct onehop_config {
  * nothing. Blocks. On CUDA the primary context of the device is retained and the memory is
  * allocated there. The tuning table is read here, and must have the same rows on all ranks. Errors:
  * those of onehop_group_open, onehop_symmetric_alloc, onehop_comm_create; ENVIRONMENT for a table
- * that is not understood, with its line. Since 0.1. */
+ * that is not understood, with its line; ARGUMENT or UNSUPPORTED if its grids do not fit beside those
+ * of other communicators on a GPU (onehop_layout_config.max_blocks). Since 0.1. */
 ONEHOP_API onehop_result onehop_create(const onehop_config *config, onehop_t **context_out);
 
 /* All ranks of a group of `n` in one thread: rank i on devices[i] (NULL: config->device for all; a
@@ -789,8 +807,8 @@ typedef struct onehop_qknorm {
  * go in chunks. q and k may lie between each other's rows. tokens 0 does nothing. `call` (NULL: onehop
  * chooses) may name 1SHOT_PUSH and a grid. Ranks must agree on tokens, widths, dtype, flags and eps; else
  * MISMATCH. Any communicator of 2 ranks and more serves; a small one of its own (push_bytes 65536,
- * pull_bytes 4096) lets such calls overlap with those of another. Everything else, NaN and errors, as
- * onehop_all_reduce_norm. Since 0.1. */
+ * pull_bytes 4096, max_blocks 16) lets such calls overlap with those of another. Everything else, NaN
+ * and errors, as onehop_all_reduce_norm. Since 0.1. */
 ONEHOP_API onehop_result onehop_tp_qknorm(onehop_t *context, const onehop_qknorm *qknorm,
                                           const onehop_call *call, onehop_stream_t stream);
 ONEHOP_API onehop_result onehop_comm_tp_qknorm(onehop_comm *comm, const onehop_qknorm *qknorm,

@@ -183,6 +183,7 @@ static int add_constants(PyObject *module) {
         {"FLAG_SHARE_GPU", ONEHOP_FLAG_SHARE_GPU},
         {"FLAG_NCCL", ONEHOP_FLAG_NCCL},
         {"FLAG_UNCAP", ONEHOP_FLAG_UNCAP},
+        {"FLAG_ORDERED", ONEHOP_FLAG_ORDERED},
         {"PREPARE_ALWAYS", ONEHOP_PREPARE_ALWAYS},
         {"NORM_WEIGHT_PLUS_ONE", ONEHOP_NORM_WEIGHT_PLUS_ONE},
     };

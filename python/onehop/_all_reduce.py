@@ -30,7 +30,7 @@ class AllReduce(FusedCalls):
         any length work; see onehop_config.
     timeout: seconds until a call whose peer does not come fails; None: ONEHOP_TIMEOUT_MS or 300.
     init_timeout: the same for collective calls, this one included.
-    early_trigger, share_gpu, nccl, uncap: see ONEHOP_FLAG_EARLY_TRIGGER, _SHARE_GPU, _NCCL and _UNCAP.
+    early_trigger, share_gpu, nccl, uncap, ordered: see ONEHOP_FLAG_EARLY_TRIGGER, _SHARE_GPU, _NCCL, _UNCAP and _ORDERED.
 
     One thread at a time may use an object, except for `abort`, `status` and `set_timeout`. While a call waits on the
     CPU, and while one of the blocking methods runs, other Python threads run.
@@ -54,6 +54,7 @@ class AllReduce(FusedCalls):
         share_gpu: bool = False,
         nccl: bool = False,
         uncap: bool = False,
+        ordered: bool = False,
     ) -> None:
         place = device_of(device)
         flags = (
@@ -61,6 +62,7 @@ class AllReduce(FusedCalls):
             | share_gpu * _onehop.FLAG_SHARE_GPU
             | nccl * _onehop.FLAG_NCCL
             | uncap * _onehop.FLAG_UNCAP
+            | ordered * _onehop.FLAG_ORDERED
         )
         timeout_ms, init_timeout_ms = milliseconds(timeout, "timeout"), milliseconds(init_timeout, "init_timeout")
         meeting = rendezvous(group, init_timeout)

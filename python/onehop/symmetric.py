@@ -48,6 +48,7 @@ class SymmetricAllReduce(TensorCalls):
         timeout: float | None = None,
         init_timeout: float | None = None,
         early_trigger: bool = False,
+        ordered: bool = False,
     ) -> None:
         place = device_of(device)
         meeting = rendezvous(group, init_timeout)
@@ -73,7 +74,7 @@ class SymmetricAllReduce(TensorCalls):
             local,
             host,
             timeout_ms=milliseconds(timeout, "timeout"),
-            flags=early_trigger * _onehop.FLAG_EARLY_TRIGGER,
+            flags=early_trigger * _onehop.FLAG_EARLY_TRIGGER | ordered * _onehop.FLAG_ORDERED,
             capability=self._lowest_capability(place),
         )
         self._prepare(place, self.communicator)

@@ -195,6 +195,19 @@ static onehop_result choose_rows(oh_device *device, const onehop_comm_config *c,
     return result;
 }
 
+/* This rank's grids among those on its GPU. Ranks of one communicator claim one by one: what they have
+ * in common is not known here. */
+static onehop_result claim_grids(onehop_comm *comm, uint32_t flags) {
+    oh_device_info info;
+    if (comm->dispatch.kind != ONEHOP_DEVICE_CUDA || comm->world == 1 || !OH_COUNTS_ON_GPU(flags))
+        return ONEHOP_OK;
+    onehop_result result = comm->device->ops->info(comm->device, &info);
+    if (result) return result;
+    const oh_claim claim = {info.device.ordinal, info.multiprocessors, 1,
+                            comm->dispatch.planes.max_blocks, 0};
+    return oh_residency_claim(&claim, &comm->residency);
+}
+
 onehop_result onehop_comm_create(const onehop_comm_config *config, onehop_comm **comm_out) {
     if (!config || !comm_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_comm_create: %s is NULL",
@@ -215,9 +228,19 @@ onehop_result onehop_comm_create(const onehop_comm_config *config, onehop_comm *
                           (int)layout.device_kind, (int)device->ops->kind);
     if (!result) result = choose_rows(device, &known, &dispatch);
     const oh_comm_parts parts = {device, true, NULL, &dispatch, NULL, 0};
-    if (!result) result = oh_comm_open(&known, &parts, comm_out);
-    if (result && device) device->ops->close(device);
-    return result;
+    onehop_comm *comm;
+    if (!result) result = oh_comm_open(&known, &parts, &comm);
+    if (result) {
+        if (device) device->ops->close(device);
+        return result;
+    }
+    result = claim_grids(comm, known.flags);
+    if (result) {
+        onehop_comm_destroy(comm); /* the device too */
+        return result;
+    }
+    *comm_out = comm;
+    return ONEHOP_OK;
 }
 
 void onehop_comm_destroy(onehop_comm *comm) {
@@ -226,6 +249,7 @@ void onehop_comm_destroy(onehop_comm *comm) {
     free(comm->row_tags);
     pthread_mutex_destroy(&comm->failure_lock);
     if (comm->owns_device) comm->device->ops->close(comm->device);
+    oh_residency_release(comm->residency);
     free(comm);
 }
 

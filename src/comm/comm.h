@@ -9,6 +9,7 @@
 
 #include "base/base.h"
 #include "comm/dispatch.h"
+#include "comm/residency.h"
 #include "device/device.h"
 #include "kernels/kernels.h"
 #include "rendezvous/rendezvous.h"
@@ -17,11 +18,15 @@
 
 #define OH_LONGEST_TIMEOUT_MS (1u << 31)
 #define OH_KNOWN_FLAGS                                                                             \
-    (ONEHOP_FLAG_EARLY_TRIGGER | ONEHOP_FLAG_SHARE_GPU | ONEHOP_FLAG_NCCL | ONEHOP_FLAG_UNCAP)
+    (ONEHOP_FLAG_EARLY_TRIGGER | ONEHOP_FLAG_SHARE_GPU | ONEHOP_FLAG_NCCL | ONEHOP_FLAG_UNCAP |    \
+     ONEHOP_FLAG_ORDERED)
+/* Do calls run beside those of other communicators on the GPU? */
+#define OH_COUNTS_ON_GPU(flags) (!((flags) & (ONEHOP_FLAG_EARLY_TRIGGER | ONEHOP_FLAG_ORDERED)))
 
 struct onehop_comm {
     oh_device *device;
     bool owns_device;
+    oh_residency *residency; /* over the caller's memory; NULL: its context's, or not counted */
     oh_dispatch dispatch;
     int rank, world;
     uint32_t timeout_ms;

@@ -19,6 +19,7 @@ static void release(onehop_t *ctx) {
         if (ctx->host) ops->host_free(ctx->device, ctx->host);
         ops->close(ctx->device);
     }
+    oh_residency_release(ctx->residency);
     if (ctx->owns_group) onehop_group_close(ctx->group);
     oh_tuning_free(&ctx->tuning);
     free(ctx->captured);
@@ -52,14 +53,17 @@ static void close_fds(int *fds, int count) {
 static onehop_result set_up(onehop_t *ctx) {
     oh_introduction mine, all[ONEHOP_MAX_RANKS];
     oh_offer offer, offers[ONEHOP_MAX_RANKS];
+    uint32_t claim = 0, blocks[ONEHOP_MAX_RANKS];
     int fd = -1, fds[ONEHOP_MAX_RANKS];
     memset(&mine, 0, sizeof mine);
     onehop_result result = oh_rendezvous_agree(ctx->group, oh_context_introduce(ctx, &mine));
     if (!result) result = oh_rendezvous_allgather(ctx->group, &mine, all, sizeof mine);
+    if (!result) result = oh_rendezvous_agree(ctx->group, oh_context_claim(ctx, all, &claim));
+    if (!result) result = oh_rendezvous_allgather(ctx->group, &claim, blocks, sizeof claim);
     if (result) return result;
 
     memset(&offer, 0, sizeof offer);
-    result = oh_rendezvous_agree(ctx->group, oh_context_allocate(ctx, all, &offer, &fd));
+    result = oh_rendezvous_agree(ctx->group, oh_context_allocate(ctx, all, blocks, &offer, &fd));
     if (!result) result = oh_rendezvous_allgather(ctx->group, &offer, offers, sizeof offer);
     for (int r = 0; r < ctx->world; r++) fds[r] = -1;
     if (!result && offers[0].handle.kind == OH_HANDLE_FD)
@@ -118,12 +122,14 @@ onehop_result onehop_create(const onehop_config *config, onehop_t **context_out)
 static onehop_result make_all(onehop_t **ctx, int n) {
     oh_introduction all[ONEHOP_MAX_RANKS];
     oh_offer offers[ONEHOP_MAX_RANKS];
+    uint32_t blocks[ONEHOP_MAX_RANKS];
     int fds[ONEHOP_MAX_RANKS];
     onehop_result result = ONEHOP_OK;
     for (int r = 0; r < ONEHOP_MAX_RANKS; r++) fds[r] = -1;
     for (int r = 0; r < n && !result; r++) result = oh_context_introduce(ctx[r], &all[r]);
+    for (int r = 0; r < n && !result; r++) result = oh_context_claim(ctx[r], all, &blocks[r]);
     for (int r = 0; r < n && !result; r++)
-        result = oh_context_allocate(ctx[r], all, &offers[r], &fds[r]);
+        result = oh_context_allocate(ctx[r], all, blocks, &offers[r], &fds[r]);
     for (int r = 0; r < n && !result; r++) result = oh_context_connect(ctx[r], offers, fds);
     close_fds(fds, n);
     if (!result) result = oh_multicast_set_up_all(ctx, n);

@@ -3,7 +3,8 @@
  * Setting up is written as steps that each rank does alone, with an exchange between them, so that
  * ranks in processes, in threads, and all ranks in one thread take the same path:
  *   introduce   what this rank is and wants; its device is open           -> oh_introduction to all
- *   allocate    settings compared, sizes agreed, memory made              -> oh_offer and a descriptor to all
+ *   claim       settings compared; the grids that fit on this GPU         -> their blocks to all
+ *   allocate    sizes agreed, memory made                                 -> oh_offer and a descriptor to all
  *   connect     the peers' memory mapped, own memory armed                -> barrier
  *   multicast   if all ranks allow it (multicast.c); a failure turns it off and is no error
  *   hand_over   with ONEHOP_FLAG_NCCL: NCCL's communicator, which waits for all ranks itself
@@ -13,6 +14,7 @@
 #define OH_CONTEXT_H
 
 #include "comm/comm.h"
+#include "comm/residency.h"
 #include "device/cuda/nccl.h"
 
 /* Compared across ranks, or reduced to the smallest. */
@@ -29,6 +31,7 @@ typedef struct oh_introduction {
     uint32_t unused;
     uint64_t max_bytes, push_bytes, pull_bytes;
     uint64_t tuning; /* hash of the tables */
+    uint64_t number; /* of rank 0: the communicator's own, in any process that has a rank of it */
     char bus_id[32]; /* to count the ranks that share a GPU */
 } oh_introduction;
 
@@ -72,7 +75,8 @@ struct onehop {
     onehop_layout layout;
     oh_planes planes;
     uint32_t ranks_per_device;
-    uint32_t handle_kinds; /* that work between all ranks */
+    oh_residency *residency; /* its grids among those on its GPU; NULL: not counted */
+    uint32_t handle_kinds;   /* that work between all ranks */
     oh_mem slabs[ONEHOP_MAX_RANKS];
     oh_multicast multicast;
     oh_dispatch_group served;
@@ -94,8 +98,10 @@ struct onehop {
 };
 
 onehop_result oh_context_introduce(onehop_t *ctx, oh_introduction *out);
-onehop_result oh_context_allocate(onehop_t *ctx, const oh_introduction *all, oh_offer *out,
-                                  int *fd_out);
+onehop_result oh_context_claim(onehop_t *ctx, const oh_introduction *all, uint32_t *blocks_out);
+/* `blocks`: what each rank has claimed. */
+onehop_result oh_context_allocate(onehop_t *ctx, const oh_introduction *all, const uint32_t *blocks,
+                                  oh_offer *out, int *fd_out);
 onehop_result oh_context_connect(onehop_t *ctx, const oh_offer *offers, const int *fds);
 /* All ranks of a group, or of one thread. Errors are those of the exchange. */
 onehop_result oh_multicast_set_up(onehop_t *ctx);

@@ -69,6 +69,11 @@ static void describe(const onehop_comm *comm, onehop_failure *f) {
                  "call %u began before the call before it had ended on this communicator",
                  f->epoch);
         break;
+    case ONEHOP_ERR_INTERNAL:
+        snprintf(text, size,
+                 "call %u: rank %d wrote what no rank writes into the others' control pages",
+                 f->epoch, f->peer);
+        break;
     default:
         snprintf(text, size, "call %u: %s", f->epoch, onehop_result_text(f->result));
         break;
@@ -195,12 +200,13 @@ static void adopt_verdicts(onehop_comm *comm) {
         return;
     for (int r = 0; r < comm->world; r++) {
         if (!verdicts[r] || OH_VERDICT_IS_FOR_LATER(verdicts[r], next)) continue;
+        const uint64_t verdict = oh_verdict_checked(verdicts[r], (oh_u32)r, (oh_u32)comm->world);
         onehop_failure f;
         memset(&f, 0, sizeof f);
-        f.result = result_of(OH_VERDICT_KIND(verdicts[r]));
+        f.result = result_of(OH_VERDICT_KIND(verdict));
         f.rank = r;
-        f.peer = OH_VERDICT_CULPRIT(verdicts[r]);
-        f.epoch = OH_VERDICT_EPOCH(verdicts[r]);
+        f.peer = OH_VERDICT_CULPRIT(verdict);
+        f.epoch = OH_VERDICT_EPOCH(verdict);
         f.site = OH_SITE_OUTSIDE;
         set_failure(comm, &f);
         return;

@@ -16,6 +16,8 @@
  * Only lack of memory, a failing device and a broken group are errors, and end on all ranks alike. */
 #include "comm/registration.h"
 
+#include "device/foreign.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -201,12 +203,14 @@ static void plan_spans(view *v) {
 }
 
 /* A failure is for the one who wonders why a call is staged. oh_error logs it at debug level. */
-static void map_piece(view *v, size_t at, int fd) {
+static void map_piece(view *v, int rank, size_t at, int fd) {
     const oh_device_ops *ops = v->ctx->device->ops;
     const oh_mem_handle *piece = &v->pieces[at];
     mapped *m = &v->places[at];
     const span *s = &v->spans[m->span];
     oh_mem *memory = &v->span_memory[m->span];
+    /* A peer elsewhere has no say in what its memory would be here. */
+    if (oh_foreign_is_own(piece) && !same_process(v->ctx, rank)) return;
     m->reached =
         !ops->foreign_map(v->ctx->device, piece, fd, s->bytes, piece->base - s->base, memory);
     if (m->reached) m->shift = (uintptr_t)memory->ptr - s->base;
@@ -225,7 +229,7 @@ static void map_without_fds(view *v) {
             if (r == v->ctx->rank)
                 v->places[at].reached = true;
             else if (!needs_fd(v, r, &v->pieces[at]))
-                map_piece(v, at, -1);
+                map_piece(v, r, at, -1);
         }
 }
 
@@ -272,7 +276,7 @@ static void map_round(view *v, const int *fds, size_t *from) {
             const size_t i = next_by_fd(v, r, from[r]);
             const int fd = fds[r * FDS_PER_ROUND + k];
             if (fd >= 0 && needs_fd(v, r, &v->pieces[(size_t)r * v->most_pieces + i]))
-                map_piece(v, (size_t)r * v->most_pieces + i, fd);
+                map_piece(v, r, (size_t)r * v->most_pieces + i, fd);
             from[r] = i + 1;
         }
 }

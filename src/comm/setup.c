@@ -31,6 +31,17 @@ static onehop_result check_nccl(onehop_t *ctx) {
     return ctx->world > 1 ? oh_nccl_open(NULL) : ONEHOP_OK;
 }
 
+/* A number that no other communicator has, whatever process its rank 0 is in. */
+static onehop_result number_of(uint64_t *out) {
+    static uint64_t made; /* atomic; relaxed, for it orders nothing */
+    oh_id128 process;
+    onehop_result result = oh_process_id(&process);
+    if (result) return result;
+    const uint64_t here = __atomic_add_fetch(&made, 1, __ATOMIC_RELAXED);
+    *out = oh_hash(oh_hash(OH_HASH_START, &process, sizeof process), &here, sizeof here);
+    return ONEHOP_OK;
+}
+
 onehop_result oh_context_introduce(onehop_t *ctx, oh_introduction *out) {
     const onehop_config *c = &ctx->config;
     onehop_result result = check_sizes(c);
@@ -56,7 +67,7 @@ onehop_result oh_context_introduce(onehop_t *ctx, oh_introduction *out) {
     out->pull_bytes = c->pull_bytes;
     out->tuning = oh_tuning_hash(&ctx->tuning);
     memcpy(out->bus_id, ctx->info.bus_id, sizeof out->bus_id);
-    return ONEHOP_OK;
+    return number_of(&out->number);
 }
 
 /* One setting of one rank against rank 0's. */
@@ -101,7 +112,7 @@ static onehop_result count_sharing(onehop_t *ctx, const oh_introduction *all) {
             here++;
             if (!same_process(ctx, i, j) && !(ctx->config.flags & ONEHOP_FLAG_SHARE_GPU))
                 return oh_error(ONEHOP_ERR_UNSUPPORTED,
-                                "ranks %d and %d are processes on one GPU (%s), which would be "
+                                "ranks %d and %d are processes on one GPU (%.31s), which would be "
                                 "time-sliced; use threads of "
                                 "one process, or ask for it with ONEHOP_FLAG_SHARE_GPU",
                                 i < j ? i : j, i < j ? j : i, all[i].bus_id);
@@ -112,14 +123,42 @@ static onehop_result count_sharing(onehop_t *ctx, const oh_introduction *all) {
     return ONEHOP_OK;
 }
 
-/* The largest grid of any call: what fits at once on the smallest device, shared by its ranks. */
-static uint32_t agreed_blocks(const onehop_t *ctx, const oh_introduction *all) {
-    if (all[0].max_blocks || ctx->info.device.kind == ONEHOP_DEVICE_HOST) return all[0].max_blocks;
-    uint32_t least = all[0].multiprocessors;
+/* The largest grid of any call that fits on this rank's GPU beside those of other communicators of
+ * this process (residency.h). */
+static onehop_result claim_blocks(onehop_t *ctx, const oh_introduction *all, uint32_t *out) {
+    static const oh_grids none = {0, 0};
+    const oh_device_info *gpu = &ctx->info;
+    const oh_claim claim = {gpu->device.ordinal, gpu->multiprocessors, ctx->ranks_per_device,
+                            all[0].max_blocks, all[0].number};
+    const uint32_t whole = oh_residency_share(&none, claim.multiprocessors, claim.ranks);
+    *out = claim.blocks ? claim.blocks : whole;
+    if (!OH_COUNTS_ON_GPU(ctx->config.flags)) return ONEHOP_OK;
+    onehop_result result = oh_residency_claim(&claim, &ctx->residency);
+    if (result) return result;
+    *out = oh_residency_blocks(ctx->residency);
+    if (!claim.blocks && *out < whole)
+        oh_log(ONEHOP_LOG_INFO,
+               "rank %d: other communicators on GPU %d leave grids of %u blocks, not %u", ctx->rank,
+               claim.gpu, *out, whole);
+    return ONEHOP_OK;
+}
+
+onehop_result oh_context_claim(onehop_t *ctx, const oh_introduction *all, uint32_t *blocks_out) {
+    onehop_result result = ONEHOP_OK;
+    for (int r = 1; r < ctx->world && !result; r++) result = compare(all, r);
+    if (!result) result = count_sharing(ctx, all);
+    *blocks_out = all[0].max_blocks;
+    if (result || ctx->info.device.kind == ONEHOP_DEVICE_HOST) return result;
+    return claim_blocks(ctx, all, blocks_out);
+}
+
+/* The least that a rank has claimed, for all. */
+static uint32_t agreed_blocks(onehop_t *ctx, const uint32_t *blocks) {
+    uint32_t least = blocks[0];
     for (int r = 1; r < ctx->world; r++)
-        if (all[r].multiprocessors < least) least = all[r].multiprocessors;
-    const uint32_t share = least / ctx->ranks_per_device;
-    return share < 2 ? 2 : share > 1024 ? 1024 : share;
+        if (blocks[r] < least) least = blocks[r];
+    if (ctx->residency) oh_residency_shrink(ctx->residency, least);
+    return least;
 }
 
 static onehop_result choose_rows(onehop_t *ctx, const oh_introduction *all) {
@@ -178,22 +217,18 @@ static onehop_result allocate_own(onehop_t *ctx, const oh_introduction *all, oh_
     return result;
 }
 
-onehop_result oh_context_allocate(onehop_t *ctx, const oh_introduction *all, oh_offer *out,
-                                  int *fd_out) {
-    onehop_result result = ONEHOP_OK;
+onehop_result oh_context_allocate(onehop_t *ctx, const oh_introduction *all, const uint32_t *blocks,
+                                  oh_offer *out, int *fd_out) {
     *fd_out = -1;
-    for (int r = 1; r < ctx->world && !result; r++) result = compare(all, r);
-    if (!result) result = count_sharing(ctx, all);
-    if (result) return result;
     onehop_layout_config *c = &ctx->layout_config;
     c->struct_size = sizeof *c;
     c->device_kind = ctx->info.device.kind;
     c->world_size = ctx->world;
     c->push_bytes = all[0].push_bytes;
     c->pull_bytes = all[0].pull_bytes;
-    c->max_blocks = agreed_blocks(ctx, all);
+    c->max_blocks = agreed_blocks(ctx, blocks);
     c->max_rows = all[0].max_rows;
-    result = choose_rows(ctx, all);
+    onehop_result result = choose_rows(ctx, all);
     if (!result) result = default_sizes(ctx);
     if (!result) result = oh_layout_plan(c, &ctx->layout, &ctx->planes);
     if (!result) result = allocate_own(ctx, all, out, fd_out);

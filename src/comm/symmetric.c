@@ -57,6 +57,10 @@ static onehop_result map_peers(onehop_symmetric *s, const offer *all, const int 
         onehop_result result =
             s->device->ops->mem_import(s->device, &all[r].handle, fds[r], &s->slabs[r]);
         if (result) return result;
+        if (s->slabs[r].bytes < s->slabs[s->rank].bytes)
+            return oh_error(ONEHOP_ERR_DISAGREEMENT,
+                            "onehop_symmetric_alloc: rank %d offers %zu bytes, expected %zu", r,
+                            s->slabs[r].bytes, s->slabs[s->rank].bytes);
     }
     return ONEHOP_OK;
 }

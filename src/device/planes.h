@@ -74,6 +74,7 @@ typedef struct oh_control {
 #define OH_FAIL_ABORTED  4
 #define OH_FAIL_OVERLAP  5
 #define OH_FAIL_ROW      6
+#define OH_FAIL_GARBLED  7 /* a verdict that no rank writes: its writer's fault */
 
 /* Places of the protocol, for the record of a failure. */
 #define OH_SITE_SIGNATURE  1  /* waiting for a peer's signature */
