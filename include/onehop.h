@@ -322,7 +322,7 @@ ONEHOP_API int onehop_group_size(const onehop_group *group);
  * `recv` holds world_size * bytes. For callers that bring their own storage and need to exchange
  * handles. A group belongs to the process that opened it: a forked child may only close it. After a
  * failure other than NULL and ARGUMENT the group is broken and must be closed. Errors: NULL,
- * ARGUMENT, STATE (forked), MISSING_PEER (deadline), PEER_LOST, DISAGREEMENT (sizes differ),
+ * ARGUMENT, STATE (forked), MISSING_PEER (deadline), INTERRUPTED (wait hook), PEER_LOST, DISAGREEMENT (sizes differ),
  * SYSTEM. Since 0.1. */
 ONEHOP_API onehop_result onehop_group_allgather(onehop_group *group, const void *send, void *recv,
                                                 size_t bytes);
@@ -679,7 +679,7 @@ ONEHOP_API onehop_result onehop_capture_end_mapped(onehop_t *context, const void
 
 /* Waits until the stream's work is done, watching the peers: a lost process is seen at once, a
  * silent one by the deadline. Returns the context's state: OK, or the -3xx error. Errors: NULL,
- * STREAM, DRIVER. Since 0.1. */
+ * STREAM, DRIVER, INTERRUPTED (by the wait hook: nothing has changed). Since 0.1. */
 ONEHOP_API onehop_result onehop_synchronize(onehop_t *context, onehop_stream_t stream);
 
 /* What killed a communicator. */
