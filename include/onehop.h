@@ -19,7 +19,8 @@
  *   - An object may be used by any thread, by one thread at a time. Different objects are
  *     independent. onehop_abort, onehop_status and onehop_set_timeout may run beside other calls.
  *   - Nothing hangs for ever: a wait for a peer ends at the deadline (config timeout_ms, 300 s by
- *     default) with an error that names the peer.
+ *     default) with an error that names the peer. Time in which the process was stopped (SIGSTOP, a
+ *     debugger, a suspended machine) does not count, in waits of the host; a GPU's clock goes on.
  *   - On a GPU calls of several communicators may be in flight together, in any order, if the program
  *     orders them alike on all ranks: where one is made to wait for another (one stream, an event, a
  *     wait of the host), it is so on every rank. See onehop_layout_config.max_blocks.
@@ -89,6 +90,7 @@ ONEHOP_API int onehop_version(void);
     X(ONEHOP_ERR_DISAGREEMENT, -208, "ranks were set up with different versions or settings")      \
     X(ONEHOP_ERR_SEVERAL_HOSTS, -209, "the group spans hosts or network namespaces")               \
     X(ONEHOP_ERR_PEER_FAILED, -210, "another rank failed during a collective set-up call")         \
+    X(ONEHOP_ERR_INTERRUPTED, -211, "the wait hook of the calling thread ended the wait")          \
     X(ONEHOP_ERR_TIMEOUT, -301, "a peer did not arrive within the deadline")                       \
     X(ONEHOP_ERR_PEER_LOST, -302, "a peer's process ended or left the group")                      \
     X(ONEHOP_ERR_MISMATCH, -303, "ranks made different calls")                                     \
@@ -247,6 +249,28 @@ typedef void (*onehop_log_fn)(void *user, onehop_log_level level, const char *li
  * Since 0.1. */
 ONEHOP_API void onehop_set_log(onehop_log_fn log, void *user);
 
+/* ---- waits --------------------------------------------------------------------------------- */
+
+/* Called inside waits; nonzero ends the wait. */
+typedef int (*onehop_wait_fn)(void *user);
+
+/* Sets the calling thread's wait hook; NULL, as at first, means none. Every wait of this thread inside
+ * the library calls it about every 50 ms, so that a program can handle signals, or give up, while it
+ * waits for a peer. A call that need not wait does not call it. If the hook returns nonzero,
+ *   - a collective set-up call (group, create, capture end, prepare, allocation) fails with INTERRUPTED here, and on
+ *     the other ranks as if this rank had failed: with INTERRUPTED, or with PEER_LOST that names it. (A rank
+ *     that needed nothing more of this one succeeds, and fails in its next call.) Objects that exist
+ *     already are broken then: later set-up calls on them fail too;
+ *   - a call that runs in this thread, on the host device, ends as by onehop_abort;
+ *   - onehop_synchronize, onehop_host_stream_synchronize and a call that waits for room in the queue of a
+ *     host stream return INTERRUPTED; nothing has changed, and what was queued before goes on;
+ *   - onehop_destroy ends the rank's calls as by onehop_abort, and returns when they have ended.
+ * An all-gather of the caller's own (onehop_group_config.allgather) is not interrupted, nor is a kernel that is
+ * being compiled; both end first. The hook runs without a lock of the library. It may call
+ * onehop_abort, onehop_status and onehop_set_timeout on the object that is waited for, and anything on
+ * other objects. It must return: no exception, no longjmp. Since 0.1. */
+ONEHOP_API void onehop_set_wait_hook(onehop_wait_fn hook, void *user);
+
 /* ---- group --------------------------------------------------------------------------------- */
 
 /* Ranks 0..world_size-1 that exchange blobs and descriptors. Holds a mesh of close-on-exec sockets
@@ -301,7 +325,7 @@ ONEHOP_API int onehop_group_size(const onehop_group *group);
  * `recv` holds world_size * bytes. For callers that bring their own storage and need to exchange
  * handles. A group belongs to the process that opened it: a forked child may only close it. After a
  * failure other than NULL and ARGUMENT the group is broken and must be closed. Errors: NULL,
- * ARGUMENT, STATE (forked), MISSING_PEER (deadline), PEER_LOST, DISAGREEMENT (sizes differ),
+ * ARGUMENT, STATE (forked), MISSING_PEER (deadline), INTERRUPTED (wait hook), PEER_LOST, DISAGREEMENT (sizes differ),
  * SYSTEM. Since 0.1. */
 ONEHOP_API onehop_result onehop_group_allgather(onehop_group *group, const void *send, void *recv,
                                                 size_t bytes);
@@ -683,7 +707,7 @@ ONEHOP_API onehop_result onehop_capture_end_mapped(onehop_t *context, const void
 
 /* Waits until the stream's work is done, watching the peers: a lost process is seen at once, a
  * silent one by the deadline. Returns the context's state: OK, or the -3xx error. Errors: NULL,
- * STREAM, DRIVER. Since 0.1. */
+ * STREAM, DRIVER, INTERRUPTED (by the wait hook: nothing has changed). Since 0.1. */
 ONEHOP_API onehop_result onehop_synchronize(onehop_t *context, onehop_stream_t stream);
 
 /* What killed a communicator. */
@@ -920,7 +944,7 @@ typedef struct onehop_host_graph onehop_host_graph;
 /* Errors: NULL, MEMORY, SYSTEM. Since 0.1. */
 ONEHOP_API onehop_result onehop_host_stream_create(onehop_stream_t *stream_out);
 
-/* Waits until the queue is empty. Errors: NULL, STREAM, STATE (being captured). Since 0.1. */
+/* Waits until the queue is empty. Errors: NULL, STREAM, STATE (being captured), INTERRUPTED. Since 0.1. */
 ONEHOP_API onehop_result onehop_host_stream_synchronize(onehop_stream_t stream);
 
 /* Until `end`, calls on the stream are recorded, not run. Errors: NULL, STREAM, STATE. Since 0.1.

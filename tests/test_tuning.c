@@ -10,10 +10,12 @@
 #include "cli/tune.h"
 #include "comm/context.h"
 #include "device/cuda/nccl.h"
+#include "device/cuda/nvrtc.h"
 #include "kernels/kernels.h"
 #include "storage/layout.h"
 
 #include <math.h>
+#include <sys/stat.h>
 
 #define HEAD "onehop-tuning 1\n"
 #define CUDA HEAD "device cuda\n"
@@ -592,13 +594,34 @@ static onehop_result load_from(const char *path) {
     return result;
 }
 
+/* A pipe to which nobody writes: neither the table nor a library is waited for. */
+static void pipes(const char *folder) {
+    char path[128];
+    uint32_t version;
+    snprintf(path, sizeof path, "%s/pipe", folder);
+    CHECK(mkfifo(path, 0600) == 0);
+    CHECK_RESULT(ONEHOP_ERR_ENVIRONMENT, load_from(path));
+    CHECK_CONTAINS("no regular file", onehop_last_error());
+    CHECK_RESULT(ONEHOP_ERR_UNSUPPORTED, oh_nccl_open(path));
+    CHECK_CONTAINS("no regular file", onehop_last_error());
+    setenv("ONEHOP_NVRTC", path, 1);
+    CHECK_RESULT(ONEHOP_ERR_UNSUPPORTED, oh_nvrtc_open(&version));
+    CHECK_CONTAINS("no regular file", onehop_last_error());
+    unsetenv("ONEHOP_NVRTC");
+    unlink(path);
+}
+
 static void odd_files(void) {
     tables t;
     make_tables(&t, host_table, NULL);
     CHECK_OK(load_from(t.path[0]));
     CHECK_RESULT(ONEHOP_ERR_ENVIRONMENT, load_from(t.folder));
-    CHECK_CONTAINS("Is a directory", onehop_last_error());
+    CHECK_CONTAINS("no regular file", onehop_last_error());
     CHECK_RESULT(ONEHOP_ERR_ENVIRONMENT, load_from("/dev/zero"));
+    CHECK_CONTAINS("no regular file", onehop_last_error());
+    pipes(t.folder);
+    CHECK(truncate(t.path[0], 2 << 20) == 0);
+    CHECK_RESULT(ONEHOP_ERR_ENVIRONMENT, load_from(t.path[0]));
     CHECK_CONTAINS("longer than", onehop_last_error());
     /* More rows than a group may have. */
     FILE *file = fopen(t.path[0], "w");

@@ -255,7 +255,7 @@ def primitive_problems(text):
 
 # ---- compiling ------------------------------------------------------------------------------------
 def run(command):
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
     return done.returncode, done.stdout
 
 

@@ -153,10 +153,8 @@ static onehop_result run(Communicator *self, const ext_call *c, const onehop_cal
         return onehop_comm_all_reduce(self->comm, c->in, c->out, c->count, c->dtype, ONEHOP_SUM,
                                       way, c->stream);
     self->guard.busy = 1;
-    Py_BEGIN_ALLOW_THREADS;
-    result = onehop_comm_all_reduce(self->comm, c->in, c->out, c->count, c->dtype, ONEHOP_SUM, way,
-                                    c->stream);
-    Py_END_ALLOW_THREADS;
+    EXT_WAITING(result, onehop_comm_all_reduce(self->comm, c->in, c->out, c->count, c->dtype,
+                                               ONEHOP_SUM, way, c->stream));
     self->guard.busy = 0;
     return result;
 }

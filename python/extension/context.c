@@ -21,10 +21,16 @@ static int enter(Context *self) {
 
 /* ---- failures ------------------------------------------------------------------------------------ */
 
-/* What the callback raised is the cause of the error that is being raised now. */
+/* What the callback raised is the cause of the error that is being raised now. But what ends a program, such
+ * as KeyboardInterrupt, is raised itself. */
 static void name_cause(Context *self) {
     PyObject *type, *error, *trace;
     if (!self->raised) return;
+    if (PyObject_IsInstance(self->raised, PyExc_Exception) == 0) {
+        PyErr_SetObject((PyObject *)Py_TYPE(self->raised), self->raised);
+        Py_CLEAR(self->raised);
+        return;
+    }
     PyErr_Fetch(&type, &error, &trace);
     PyErr_NormalizeException(&type, &error, &trace);
     if (error) PyException_SetCause(error, self->raised); /* takes the reference */
@@ -34,6 +40,10 @@ static void name_cause(Context *self) {
 
 /* Right after the call that failed, on its thread, which has the sentence. */
 static PyObject *fail(Context *self, onehop_result result) {
+    if (PyErr_Occurred()) { /* a signal's handler has raised it */
+        Py_CLEAR(self->raised);
+        return NULL;
+    }
     if (result > -300 || result <= -400 || !self->context) {
         ext_raise(result);
     } else {
@@ -52,23 +62,21 @@ static PyObject *none_or_fail(Context *self, onehop_result result) {
     return result ? fail(self, result) : Py_NewRef(Py_None);
 }
 
-/* Runs without the GIL, alone on the object. */
-#define WAITING(self, expression)                                                                  \
+/* result = call, alone on the object. */
+#define WAITING(self, result, call)                                                                \
     do {                                                                                           \
         (self)->guard.busy = 1;                                                                    \
-        Py_BEGIN_ALLOW_THREADS;                                                                    \
-        expression;                                                                                \
-        Py_END_ALLOW_THREADS;                                                                      \
+        EXT_WAITING(result, call);                                                                 \
         (self)->guard.busy = 0;                                                                    \
     } while (0)
 
 /* A launch keeps the GIL; a call on the host runs to its end. */
-#define CALLING(self, expression)                                                                  \
+#define CALLING(self, result, call)                                                                \
     do {                                                                                           \
         if ((self)->host)                                                                          \
-            WAITING(self, expression);                                                             \
+            WAITING(self, result, call);                                                           \
         else                                                                                       \
-            expression;                                                                            \
+            (result) = (call);                                                                     \
     } while (0)
 
 /* Runs without the GIL, beside whatever another thread does with the object but its end. */
@@ -179,7 +187,7 @@ static int context_init(Context *self, PyObject *args, PyObject *kwargs) {
     self->world_size = config.world_size;
     Py_XDECREF(self->allgather);
     self->allgather = allgather ? Py_NewRef(allgather) : NULL;
-    WAITING(self, result = create(self, &config));
+    WAITING(self, result, create(self, &config));
     if (result) {
         fail(self, result);
         return -1;
@@ -190,17 +198,18 @@ static int context_init(Context *self, PyObject *args, PyObject *kwargs) {
     return 0;
 }
 
-/* Waits for this rank's own calls at most. */
-static void end(Context *self) {
+/* Waits for this rank's own calls at most. -1: a signal's handler has raised, which has ended those. */
+static int end(Context *self) {
     onehop_t *context = self->context;
     onehop_group *group = self->group;
+    ext_wait wait;
     self->context = NULL;
     self->group = NULL;
-    if (self->guard.owner != getpid()) return; /* a forked child: its parent still uses them */
-    Py_BEGIN_ALLOW_THREADS;
+    if (self->guard.owner != getpid()) return 0; /* a forked child: its parent still uses them */
+    ext_wait_begin(&wait);
     onehop_destroy(context);
     onehop_group_close(group);
-    Py_END_ALLOW_THREADS;
+    return ext_wait_end(&wait);
 }
 
 static PyObject *context_destroy(Context *self, PyObject *unused) {
@@ -210,13 +219,21 @@ static PyObject *context_destroy(Context *self, PyObject *unused) {
                               "onehop context: another thread is inside a call on it; abort() ends "
                               "that, then destroy",
                               NULL);
-    if (self->context) end(self);
+    if (self->context && end(self)) return NULL;
     Py_RETURN_NONE;
+}
+
+/* Where nothing can be raised: what a handler raises is printed, what is being raised stays. */
+static void end_unseen(Context *self) {
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    if (end(self)) PyErr_WriteUnraisable((PyObject *)Py_TYPE(self));
+    PyErr_Restore(type, error, trace);
 }
 
 static void context_dealloc(Context *self) {
     PyTypeObject *type = Py_TYPE(self);
-    if (self->context) end(self);
+    if (self->context) end_unseen(self);
     Py_XDECREF(self->allgather);
     Py_XDECREF(self->raised);
     ext_tensors_close(&self->tensors);
@@ -231,8 +248,9 @@ static onehop_result run(Context *self, const ext_call *c) {
     if (!self->host) /* launched, not waited for */
         return onehop_all_reduce(self->context, c->in, c->out, c->count, c->dtype, ONEHOP_SUM,
                                  c->stream);
-    WAITING(self, result = onehop_all_reduce(self->context, c->in, c->out, c->count, c->dtype,
-                                             ONEHOP_SUM, c->stream));
+    WAITING(
+        self, result,
+        onehop_all_reduce(self->context, c->in, c->out, c->count, c->dtype, ONEHOP_SUM, c->stream));
     return result;
 }
 
@@ -266,8 +284,9 @@ static PyObject *context_all_reduce_with(Context *self, PyObject *const *args, P
     if (ext_check_count("all_reduce_with", count, 11) || ext_parse_call(args, &c) ||
         ext_parse_way(args + 5, &way) || enter(self))
         return NULL;
-    CALLING(self, result = onehop_all_reduce_with(self->context, c.in, c.out, c.count, c.dtype,
-                                                  ONEHOP_SUM, &way, c.stream));
+    CALLING(self, result,
+            onehop_all_reduce_with(self->context, c.in, c.out, c.count, c.dtype, ONEHOP_SUM, &way,
+                                   c.stream));
     return none_or_fail(self, result);
 }
 
@@ -276,8 +295,9 @@ static PyObject *context_reduce_scatter(Context *self, PyObject *const *args, Py
     onehop_result result;
     if (ext_check_count("reduce_scatter", count, 5) || ext_parse_call(args, &c) || enter(self))
         return NULL;
-    CALLING(self, result = onehop_reduce_scatter(self->context, c.in, c.out, c.count, c.dtype,
-                                                 ONEHOP_SUM, c.stream));
+    CALLING(
+        self, result,
+        onehop_reduce_scatter(self->context, c.in, c.out, c.count, c.dtype, ONEHOP_SUM, c.stream));
     return none_or_fail(self, result);
 }
 
@@ -288,7 +308,7 @@ static PyObject *context_all_gather(Context *self, PyObject *const *args, Py_ssi
     const size_t bytes = PyLong_AsSize_t(args[2]);
     void *stream = PyLong_AsVoidPtr(args[3]);
     if (PyErr_Occurred() || enter(self)) return NULL;
-    CALLING(self, result = onehop_all_gather(self->context, in, out, bytes, stream));
+    CALLING(self, result, onehop_all_gather(self->context, in, out, bytes, stream));
     return none_or_fail(self, result);
 }
 
@@ -297,7 +317,7 @@ static PyObject *context_all_reduce_norm(Context *self, PyObject *args) {
     onehop_stream_t stream;
     onehop_result result;
     if (ext_parse_norm(args, &norm, &stream) || enter(self)) return NULL;
-    CALLING(self, result = onehop_all_reduce_norm(self->context, &norm, NULL, stream));
+    CALLING(self, result, onehop_all_reduce_norm(self->context, &norm, NULL, stream));
     return none_or_fail(self, result);
 }
 
@@ -306,7 +326,7 @@ static PyObject *context_tp_qknorm(Context *self, PyObject *args) {
     onehop_stream_t stream;
     onehop_result result;
     if (ext_parse_qknorm(args, &qknorm, &stream) || enter(self)) return NULL;
-    CALLING(self, result = onehop_tp_qknorm(self->context, &qknorm, NULL, stream));
+    CALLING(self, result, onehop_tp_qknorm(self->context, &qknorm, NULL, stream));
     return none_or_fail(self, result);
 }
 
@@ -328,26 +348,29 @@ static PyObject *context_prepare(Context *self, PyObject *args) {
     onehop_prepare_config config = ONEHOP_CONFIG_INIT(onehop_prepare_config);
     onehop_result result;
     if (!PyArg_ParseTuple(args, "II", &config.dtypes, &config.flags) || enter(self)) return NULL;
-    WAITING(self, result = onehop_prepare(self->context, &config));
+    WAITING(self, result, onehop_prepare(self->context, &config));
     return none_or_fail(self, result);
 }
 
 /* Collective. */
 static PyObject *context_op_create(Context *self, PyObject *args) {
     onehop_op_config config;
-    onehop_op_t *op;
+    onehop_op_t *op = NULL;
     onehop_result result;
     if (ext_parse_op_config(args, &config) || enter(self)) return NULL;
-    WAITING(self, result = onehop_op_create(self->context, &config, &op));
-    return result ? fail(self, result) : ext_op_capsule(op);
+    WAITING(self, result, onehop_op_create(self->context, &config, &op));
+    if (!result) return ext_op_capsule(op);
+    onehop_op_destroy(op); /* made, but a handler has raised */
+    return fail(self, result);
 }
 
 static PyObject *context_all_reduce_op(Context *self, PyObject *args) {
     ext_op_call c;
     onehop_result result;
     if (ext_parse_op_call(args, &c) || enter(self)) return NULL;
-    CALLING(self, result = onehop_all_reduce_op(self->context, c.in, c.out, c.count, c.op,
-                                                &c.values, &c.way, c.stream));
+    CALLING(self, result,
+            onehop_all_reduce_op(self->context, c.in, c.out, c.count, c.op, &c.values, &c.way,
+                                 c.stream));
     return none_or_fail(self, result);
 }
 
@@ -355,7 +378,7 @@ static PyObject *context_synchronize(Context *self, PyObject *stream) {
     void *handle = PyLong_AsVoidPtr(stream);
     onehop_result result;
     if (PyErr_Occurred() || enter(self)) return NULL;
-    WAITING(self, result = onehop_synchronize(self->context, handle));
+    WAITING(self, result, onehop_synchronize(self->context, handle));
     return none_or_fail(self, result);
 }
 
@@ -393,7 +416,7 @@ static PyObject *context_capture_begin(Context *self, PyObject *unused) {
     (void)unused;
     onehop_result result;
     if (enter(self)) return NULL;
-    WAITING(self, result = onehop_capture_begin(self->context));
+    WAITING(self, result, onehop_capture_begin(self->context));
     return none_or_fail(self, result);
 }
 
@@ -401,7 +424,7 @@ static PyObject *context_capture_end(Context *self, PyObject *unused) {
     (void)unused;
     onehop_result result;
     if (enter(self)) return NULL;
-    WAITING(self, result = onehop_capture_end(self->context));
+    WAITING(self, result, onehop_capture_end(self->context));
     return none_or_fail(self, result);
 }
 
@@ -441,8 +464,9 @@ static PyObject *context_capture_end_mapped(Context *self, PyObject *args) {
     void **ins = ext_addresses(in, total, "in"), **outs = NULL;
     if (ins) outs = ext_addresses(out, total, "out");
     if (outs)
-        WAITING(self, result = onehop_capture_end_mapped(self->context, (const void *const *)ins,
-                                                         outs, (size_t)count));
+        WAITING(self, result,
+                onehop_capture_end_mapped(self->context, (const void *const *)ins, outs,
+                                          (size_t)count));
     const int parsed = outs != NULL;
     PyMem_Free(ins);
     PyMem_Free(outs);

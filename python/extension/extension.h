@@ -18,6 +18,27 @@ typedef struct ext_guard {
     int beside;  /* calls that may run beside any other but the end */
 } ext_guard;
 
+/* A call of the library without the GIL. While it waits, handlers of Python's signals run; what one of them
+ * raises ends the wait. */
+typedef struct ext_wait {
+    PyThreadState *thread;
+    struct ext_wait *outer; /* a handler may make calls too */
+    PyObject *type, *error, *trace;
+} ext_wait;
+void ext_wait_begin(ext_wait *wait);
+/* -1, with the exception set, if a handler has raised one. */
+int ext_wait_end(ext_wait *wait);
+
+/* result = call, without the GIL. If a handler has raised, `result` is INTERRUPTED and ext_raise leaves that
+ * exception as it is. */
+#define EXT_WAITING(result, call)                                                                  \
+    do {                                                                                           \
+        ext_wait wait_;                                                                            \
+        ext_wait_begin(&wait_);                                                                    \
+        (result) = (call);                                                                         \
+        if (ext_wait_end(&wait_)) (result) = ONEHOP_ERR_INTERRUPTED;                               \
+    } while (0)
+
 /* Raises onehop.Error or the subclass for `result`, with what the library said last on this thread.
  * Returns NULL. */
 PyObject *ext_raise(onehop_result result);

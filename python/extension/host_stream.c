@@ -38,9 +38,7 @@ static void stream_dealloc(HostStream *self) {
 static PyObject *stream_synchronize(HostStream *self, PyObject *unused) {
     onehop_result result;
     (void)unused;
-    Py_BEGIN_ALLOW_THREADS;
-    result = onehop_host_stream_synchronize(self->stream);
-    Py_END_ALLOW_THREADS;
+    EXT_WAITING(result, onehop_host_stream_synchronize(self->stream));
     return none_or_raise(result);
 }
 
@@ -114,9 +112,7 @@ static PyObject *graph_launch(HostGraph *self, PyObject *stream) {
     void *handle = PyLong_AsVoidPtr(stream);
     onehop_result result;
     if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    result = onehop_host_graph_launch(self->graph, handle);
-    Py_END_ALLOW_THREADS;
+    EXT_WAITING(result, onehop_host_graph_launch(self->graph, handle));
     return none_or_raise(result);
 }
 

@@ -3,6 +3,45 @@
 
 #include <unistd.h>
 
+/* ---- waits --------------------------------------------------------------------------------------- */
+
+static _Thread_local ext_wait *waiting; /* the innermost of this thread */
+
+static int hear_signals(void *user);
+
+static void hear_for(ext_wait *wait) {
+    waiting = wait;
+    onehop_set_wait_hook(wait ? hear_signals : NULL, wait);
+}
+
+/* The library's wait hook, called without the GIL. The exception is kept aside: the library may call the
+ * all-gather of the caller's before it returns. A handler that calls the library begins anew. */
+static int hear_signals(void *user) {
+    ext_wait *wait = user;
+    if (wait->type) return -1;
+    hear_for(NULL);
+    PyEval_RestoreThread(wait->thread);
+    if (PyErr_CheckSignals()) PyErr_Fetch(&wait->type, &wait->error, &wait->trace);
+    wait->thread = PyEval_SaveThread();
+    hear_for(wait);
+    return wait->type ? -1 : 0;
+}
+
+void ext_wait_begin(ext_wait *wait) {
+    wait->outer = waiting;
+    wait->type = wait->error = wait->trace = NULL;
+    wait->thread = PyEval_SaveThread();
+    hear_for(wait);
+}
+
+int ext_wait_end(ext_wait *wait) {
+    hear_for(wait->outer);
+    PyEval_RestoreThread(wait->thread);
+    if (!wait->type) return 0;
+    PyErr_Restore(wait->type, wait->error, wait->trace);
+    return -1;
+}
+
 /* ---- errors -------------------------------------------------------------------------------------- */
 
 PyObject *ext_failure(const onehop_failure *f) {
@@ -12,6 +51,7 @@ PyObject *ext_failure(const onehop_failure *f) {
 
 /* Classes and their choice by number are Python's: onehop._errors. */
 PyObject *ext_raise_with(onehop_result result, const char *text, const onehop_failure *failure) {
+    if (PyErr_Occurred()) return NULL;
     PyObject *record = failure && failure->result ? ext_failure(failure) : Py_NewRef(Py_None);
     PyObject *errors = record ? PyImport_ImportModule("onehop._errors") : NULL;
     PyObject *error = NULL;

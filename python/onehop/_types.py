@@ -32,6 +32,7 @@ class Result(enum.IntEnum):
     DISAGREEMENT = -208
     SEVERAL_HOSTS = -209
     PEER_FAILED = -210
+    INTERRUPTED = -211
     TIMEOUT = -301
     PEER_LOST = -302
     MISMATCH = -303

@@ -97,6 +97,10 @@ onehop_result oh_env_word(oh_env id, const char *const *words, int fallback, int
  * forbids it to the whole process. NULL: it may. */
 const char *oh_multicast_refusal(void);
 
+/* Opens a shared library whose name the user gives; NULL, and why. A path must be that of a regular file:
+ * a pipe would make the loader wait for a writer. */
+void *oh_library_open(const char *name, char *why_out, size_t size);
+
 /* Copies a config struct of any earlier or later version: its first member, struct_size, is the
  * caller's size, `known` is ours. Fields the caller's struct lacks become zero; fields that ours
  * lacks must be zero. struct_size of the copy is `known`. Refuses, with STRUCT_SIZE, sizes that no

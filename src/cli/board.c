@@ -1,6 +1,8 @@
 /* The board: a barrier, a place for results and a record of the first failure, in shared memory. */
 #include "cli/ranks.h"
 
+#include "base/wait.h"
+
 #include <sched.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -42,34 +44,58 @@ static void relax(uint64_t waited_ns, uint32_t round) {
         oh_sleep_us(100);
 }
 
-static onehop_result wait_for_generation(perf_board *board, uint32_t old,
-                                         onehop_result (*alive)(void *), void *user) {
-    uint64_t start = 0, asked = 0;
-    for (uint32_t round = 0;; round += round < SPINS) {
-        /* Pairs with the release of the last arrival: rows written before the barrier are seen. */
-        if (__atomic_load_n(&board->generation, __ATOMIC_ACQUIRE) != old) return ONEHOP_OK;
-        uint64_t now = round < SPINS ? 0 : oh_clock_ns();
-        if (now && !start) start = asked = now;
-        relax(now - start, round);
-        if (round < SPINS) continue;
-        uint32_t failed = __atomic_load_n(&board->failed, __ATOMIC_ACQUIRE);
-        if (failed) return oh_error(ONEHOP_ERR_PEER_FAILED, "rank %u failed", failed - 1);
-        if (!alive || now - asked < ALIVE_NS) continue;
-        asked = now;
-        onehop_result result = alive(user);
-        /* A peer that passed the barrier may be gone already. */
-        if (result != ONEHOP_OK && __atomic_load_n(&board->generation, __ATOMIC_ACQUIRE) == old)
-            return result;
-    }
+typedef struct barrier_wait {
+    perf_board *board;
+    uint32_t old; /* generation that is to end */
+    uint64_t begun, looked, asked, limit_ns;
+    onehop_result (*alive)(void *);
+    void *user;
+} barrier_wait;
+
+static bool passed(const barrier_wait *w) {
+    /* Pairs with the release of the last arrival: rows written before the barrier are seen. */
+    return __atomic_load_n(&w->board->generation, __ATOMIC_ACQUIRE) != w->old;
 }
 
-onehop_result board_barrier(perf_board *board, uint32_t parties, onehop_result (*alive)(void *),
-                            void *user) {
-    uint32_t old = __atomic_load_n(&board->generation, __ATOMIC_RELAXED);
+/* What ends the wait before the barrier does. */
+static onehop_result look(barrier_wait *w, uint64_t now) {
+    const uint32_t failed = __atomic_load_n(&w->board->failed, __ATOMIC_ACQUIRE);
+    onehop_result result = ONEHOP_OK;
+    if (failed) return oh_error(ONEHOP_ERR_PEER_FAILED, "rank %u failed", failed - 1);
+    w->begun += oh_wait_pause_ns(&w->looked, now);
+    if (now - w->begun > w->limit_ns)
+        result = oh_error(ONEHOP_ERR_TIMEOUT, "not all ranks came to a barrier within %u s",
+                          (unsigned)(w->limit_ns / 1000000000u));
+    if (!result && w->alive && now - w->asked >= ALIVE_NS) {
+        w->asked = now;
+        result = w->alive(w->user);
+    }
+    /* A peer that passed the barrier may be gone already. */
+    return passed(w) ? ONEHOP_OK : result;
+}
+
+static onehop_result wait_for_generation(barrier_wait *w) {
+    onehop_result result = ONEHOP_OK;
+    for (uint32_t round = 0; !result && !passed(w); round += round < SPINS) {
+        const uint64_t now = round < SPINS ? 0 : oh_clock_ns();
+        if (now && !w->begun) w->begun = w->looked = w->asked = now;
+        relax(now - w->begun, round);
+        if (now) result = look(w, now);
+    }
+    return result;
+}
+
+onehop_result board_barrier(perf_board *board, uint32_t parties, uint32_t limit_ms,
+                            onehop_result (*alive)(void *), void *user) {
+    barrier_wait w = {.board = board,
+                      .old = __atomic_load_n(&board->generation, __ATOMIC_RELAXED),
+                      .limit_ns = limit_ms * 1000000ull,
+                      .alive = alive,
+                      .user = user};
     /* Acquire and release: the last arrival has seen every row and hands all of them on. */
     if (__atomic_add_fetch(&board->arrived, 1, __ATOMIC_ACQ_REL) < parties)
-        return wait_for_generation(board, old, alive, user);
+        return wait_for_generation(&w);
     __atomic_store_n(&board->arrived, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&board->generation, old + 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&board->generation, w.old + 1, __ATOMIC_RELEASE);
     return ONEHOP_OK;
 }

@@ -7,6 +7,7 @@
 #include "cli/ranks.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -18,7 +19,8 @@
 #include <unistd.h>
 
 enum {
-    GRACE_NS = 100 * 1000 * 1000
+    GRACE_NS = 100 * 1000 * 1000,
+    ANSWER_MS = 60 * 1000,
 };
 
 typedef struct rank_family {
@@ -201,7 +203,11 @@ bool ranks_ask_child(void (*body)(void *out), void *out, size_t bytes) {
         _exit(write(ends[1], out, bytes) == (ssize_t)bytes ? 0 : 1);
     }
     close(ends[1]);
-    bool told = pid > 0 && read(ends[0], out, bytes) == (ssize_t)bytes;
+    /* A driver may hang. */
+    struct pollfd answer = {.fd = ends[0], .events = POLLIN};
+    bool told =
+        pid > 0 && poll(&answer, 1, ANSWER_MS) > 0 && read(ends[0], out, bytes) == (ssize_t)bytes;
+    if (pid > 0 && !told) kill(pid, SIGKILL);
     close(ends[0]);
     while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR) {
     }

@@ -33,10 +33,10 @@ void board_destroy(perf_board *board);
 /* Records that `rank` failed, first one wins; the others leave their barriers. */
 void board_fail(perf_board *board, int rank, int code, const char *text);
 
-/* Returns when `parties` have called it. OK, PEER_FAILED when a rank failed meanwhile, or what
- * `alive(user)` says, which is asked every 10 ms of waiting. `rank` is for the sentence. */
-onehop_result board_barrier(perf_board *board, uint32_t parties, onehop_result (*alive)(void *),
-                            void *user);
+/* Returns when `parties` have called it. OK, PEER_FAILED when a rank failed meanwhile, what
+ * `alive(user)` says, which is asked every 10 ms of waiting, or TIMEOUT after limit_ms. */
+onehop_result board_barrier(perf_board *board, uint32_t parties, uint32_t limit_ms,
+                            onehop_result (*alive)(void *), void *user);
 
 /* Work of one rank; returns an exit code, and has called board_fail if that tells of a failure. */
 typedef int (*rank_body)(void *user, int rank);

@@ -1,6 +1,7 @@
 /* See build.h. */
 #include "comm/build.h"
 
+#include "base/wait.h"
 #include "device/cuda/jit.h"
 
 #include <pthread.h>
@@ -67,7 +68,8 @@ typedef struct work {
     oh_device *device;
     oh_build *build;
     uint32_t cross, share, shares;
-    atomic_size_t taken;
+    atomic_size_t taken, ended; /* kernels begun, builders at their end */
+    atomic_bool stop;
     pthread_mutex_t lock; /* guards the two below */
     onehop_result result; /* the first failure, with its sentence */
     char sentence[512];
@@ -86,31 +88,48 @@ static void *run_builder(void *argument) {
     work *w = argument;
     oh_build *b = w->build;
     onehop_result result = ONEHOP_OK;
-    while (!result) {
+    while (!result && !atomic_load(&w->stop)) {
         const size_t i = w->share + w->shares * atomic_fetch_add(&w->taken, 1);
         if (i >= b->count) break;
         if (b->functions[i].handle) continue;
         result = build_one(w->device, w->cross, b->kernels[i], b->op, &b->functions[i]);
     }
     if (result) work_failed(w, result);
+    atomic_fetch_add(&w->ended, 1);
     return NULL;
 }
 
+/* A compiler cannot be stopped: once the hook ends the wait no further kernel is begun. */
+static void await_builders(work *w, size_t started) {
+    for (const uint64_t begun = oh_clock_ns(); atomic_load(&w->ended) < started;) {
+        oh_sleep_us(oh_wait_rest_us(oh_clock_ns() - begun));
+        if (!oh_wait_interrupted()) continue;
+        atomic_store(&w->stop, true);
+        work_failed(w, oh_wait_ended("building kernels"));
+    }
+}
+
 /* Every `shares`-th kernel, beginning with number `share`, that is not there yet. The caller is one of the
- * builders: without a second thread it takes longer, no more. */
+ * builders: without a second thread it takes longer, no more. Where it has a wait hook it waits for the
+ * builders instead. */
 static onehop_result build_share(onehop_t *ctx, oh_build *b, uint32_t share, uint32_t shares) {
-    pthread_t threads[BUILDERS - 1];
+    pthread_t threads[BUILDERS];
+    const size_t callers = !oh_wait_has_hook();
     size_t left = 0, started = 0;
-    work w = {ctx->device, b, 0, share, shares, 0, PTHREAD_MUTEX_INITIALIZER, ONEHOP_OK, ""};
+    work w = {.device = ctx->device, .build = b, .share = share, .shares = shares};
+    pthread_mutex_init(&w.lock, NULL);
     if (ctx->info.device.kind == ONEHOP_DEVICE_HOST) {
         const onehop_result result = cross_target(&w.cross);
         if (result || !w.cross) return result;
     }
     for (size_t i = share; i < b->count; i += shares) left += !b->functions[i].handle;
-    while (started < BUILDERS - 1 && started + 1 < left &&
+    while (started + callers < BUILDERS && started + callers < left &&
            !pthread_create(&threads[started], NULL, run_builder, &w))
         started++;
-    run_builder(&w);
+    if (callers || !started)
+        run_builder(&w);
+    else
+        await_builders(&w, started);
     for (size_t t = 0; t < started; t++) pthread_join(threads[t], NULL);
     return w.result ? oh_error(w.result, "%s", w.sentence) : ONEHOP_OK;
 }

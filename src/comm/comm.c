@@ -1,6 +1,8 @@
 /* Making and unmaking a communicator. */
 #include "comm/comm.h"
 
+#include "base/wait.h"
+
 #include "storage/layout.h"
 
 #include <stdlib.h>
@@ -279,6 +281,7 @@ onehop_result onehop_storage_arm(const onehop_layout_config *config, onehop_devi
 static int poll_peers(void *argument) {
     onehop_comm *comm = argument;
     const uint64_t now = oh_clock_ns();
+    if (oh_wait_interrupted()) oh_comm_kill(comm, OH_FAIL_ABORTED, -1);
     if (!comm->group || now - comm->group_looked_ns < 1000000) return -1;
     comm->group_looked_ns = now;
     const int gone = oh_rendezvous_lost_peer(comm->group);

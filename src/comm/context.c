@@ -1,6 +1,8 @@
 /* Creating, asking and destroying contexts. */
 #include "comm/registration.h"
 
+#include "base/wait.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -186,15 +188,21 @@ onehop_result onehop_create_all(const onehop_config *config, int n, const onehop
     return result;
 }
 
+/* They end by themselves, at their deadline at the latest, or now if the wait hook does not want to wait. */
+static onehop_result await_own_calls(onehop_comm *comm) {
+    onehop_result result = oh_comm_wait(comm, comm->eager_stream);
+    if (result == ONEHOP_ERR_INTERRUPTED) oh_comm_kill(comm, OH_FAIL_ABORTED, -1);
+    while (result == ONEHOP_ERR_INTERRUPTED) result = oh_comm_wait(comm, comm->eager_stream);
+    return result;
+}
+
 void onehop_destroy(onehop_t *context) {
     if (!context) return;
     if (context->comm) {
-        /* Own calls end by themselves, at their deadline at the latest. A CUDA stream that cannot
-         * be asked (say, being captured) may still run one: its memory must stay. A host stream
+        /* A CUDA stream that cannot be asked (say, being captured) may still run one: its memory must stay. A host stream
          * ends its calls before it goes. */
         onehop_result result = ONEHOP_OK;
-        if (context->comm->eager_id)
-            result = oh_comm_wait(context->comm, context->comm->eager_stream);
+        if (context->comm->eager_id) result = await_own_calls(context->comm);
         oh_comm_leave(context->comm);
         if (result && result > -300 && context->info.device.kind == ONEHOP_DEVICE_CUDA) {
             oh_log(ONEHOP_LOG_ERROR,
@@ -233,12 +241,13 @@ onehop_result onehop_get_stats(const onehop_t *context, onehop_stats *stats_out)
 onehop_result onehop_synchronize(onehop_t *context, onehop_stream_t stream) {
     if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_synchronize: context is NULL");
     if (context->comm) return oh_comm_wait(context->comm, stream);
-    for (bool idle = false; !idle;) {
+    for (const uint64_t begun = oh_clock_ns();;) {
+        bool idle = false;
         onehop_result result = context->device->ops->stream_idle(context->device, stream, &idle);
-        if (result) return result;
-        if (!idle) oh_sleep_us(10);
+        if (result || idle) return result;
+        if (oh_wait_interrupted()) return oh_wait_ended("onehop_synchronize");
+        oh_sleep_us(oh_wait_rest_us(oh_clock_ns() - begun));
     }
-    return ONEHOP_OK;
 }
 
 onehop_result onehop_status(onehop_t *context, onehop_failure *failure_out) {

@@ -2,6 +2,7 @@
  * peers, processes that are gone, abort. */
 #include "comm/comm.h"
 
+#include "base/wait.h"
 #include "kernels/guard.h"
 
 #include <stdio.h>
@@ -10,6 +11,8 @@
 /* How long a call may go on after a peer was seen gone, for what the others still send each other.
  * */
 #define OH_GONE_NS 200000000ull
+
+_Static_assert(OH_MOST_LOOK_TICKS == OH_MOST_LOOK_NS >> OH_TICK_SHIFT, "one rule for all waits");
 
 static onehop_result result_of(uint32_t kind) {
     switch (kind) {
@@ -62,7 +65,7 @@ static void describe(const onehop_comm *comm, onehop_failure *f) {
                  f->epoch, f->peer);
         break;
     case ONEHOP_ERR_ABORTED:
-        snprintf(text, size, "call %u: aborted by onehop_abort", f->epoch);
+        snprintf(text, size, "call %u: aborted by onehop_abort or a wait hook", f->epoch);
         break;
     case ONEHOP_ERR_CALLS_OVERLAP:
         snprintf(text, size,
@@ -307,10 +310,11 @@ onehop_result oh_comm_wait(onehop_comm *comm, onehop_stream_t stream) {
         if (result) return result;
         if (idle) return oh_comm_check(comm);
         const uint64_t now = oh_clock_ns();
-        if (now - begun > 100000) oh_sleep_us(20);
+        if (now - begun > 100000) oh_sleep_us(oh_wait_rest_us(now - begun));
         if (now - looked < 1000000) continue;
         looked = now;
         oh_comm_watch(comm);
+        if (oh_wait_interrupted()) return oh_wait_ended("waiting for the calls of a stream");
     }
 }
 

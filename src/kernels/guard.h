@@ -27,11 +27,32 @@
 /* How long after a peer is seen gone its last stores may still be on their way, or unread by us. */
 #define OH_GRACE_NS 20000000ull
 
-/* State of a wait: 0 before the first slow look, then its time; once the peer is seen gone OH_GONE
- * and the time of that: the wait goes on polling, since what the peer sent last may be all that it
- * needs. Scalars only, here and below: the address of a local variable would put it into local
- * memory. */
-#define OH_GONE 0x8000000000000000ull
+/* State of a wait: 0 before the first slow look, then two counts of ticks of half a millisecond: one
+ * more than it has waited, above the time of its last look. Once the peer is seen gone, OH_GONE, and the
+ * wait counts from there: it goes on polling, since what the peer sent last may be all that it needs.
+ * Of the time between two looks OH_MOST_LOOK_TICKS count. More is a pause of this processor (a stopped
+ * process, a suspended machine, a preempted kernel), for which no peer is to blame; base/wait.h.
+ * Scalars only, here and below: the address of a local variable would put it into local memory. */
+#define OH_GONE            0x8000000000000000ull
+#define OH_TICK_SHIFT      19
+#define OH_LOOK_BITS       31
+#define OH_LOOK_MASK       ((1ull << OH_LOOK_BITS) - 1)
+#define OH_MOST_LOOK_TICKS 190u /* 100 ms */
+
+OH_FN oh_u64 oh_waited_ns(oh_u64 state) {
+    return state ? (((state & ~OH_GONE) >> OH_LOOK_BITS) - 1) << OH_TICK_SHIFT : 0;
+}
+
+/* The state after a look at `now`. The 31 bits go round in 13 days; a clock that steps back counts
+ * nothing. */
+OH_FN oh_u64 oh_wait_looked(oh_u64 state, oh_u64 now) {
+    const oh_u64 tick = now >> OH_TICK_SHIFT & OH_LOOK_MASK;
+    oh_u64 passed = (tick - state) & OH_LOOK_MASK;
+    if (!state) return 1ull << OH_LOOK_BITS | tick;
+    if (passed >> (OH_LOOK_BITS - 1)) passed = 0;
+    if (passed > OH_MOST_LOOK_TICKS) passed = OH_MOST_LOOK_TICKS;
+    return ((state & ~OH_LOOK_MASK) + (passed << OH_LOOK_BITS)) | tick;
+}
 
 OH_FN oh_u64 oh_control_of(const oh_args *a, oh_u32 rank) {
     return a->slabs[rank] + a->planes.control;
@@ -183,6 +204,11 @@ OH_SLOW_FN oh_u32 oh_none_gave_up(const oh_args *a, oh_u32 site, oh_u32 epoch) {
     return 0;
 }
 
+OH_FN oh_i32 oh_wait_too_long(const oh_args *a, oh_u64 state) {
+    return !(state & OH_GONE) &&
+           oh_waited_ns(state) > oh_ld_relaxed_gpu_u64(OH_MEMBER(a->local, oh_local, deadline_ns));
+}
+
 /* What a wait waits for, in one word: few registers are free around a call. `looks_at_host` is set
  * for one thread of a block: host memory is far from a GPU. */
 #define OH_WAIT_FOR(site, peer, looks_at_host)                                                     \
@@ -194,11 +220,11 @@ OH_SLOW_FN oh_u64 oh_wait_slow(const oh_args *a, oh_u64 state, oh_u32 what, oh_u
                                oh_u32 expected, oh_u32 seen) {
     const oh_u32 site = what & 0xffu, looks_at_host = what >> 16;
     const oh_i32 peer = (oh_i32)(what >> 8 & 0xffu);
-    const oh_u64 now = oh_now_ns();
-    const oh_u64 deadline = oh_ld_relaxed_gpu_u64(OH_MEMBER(a->local, oh_local, deadline_ns));
-    const oh_i32 lost = oh_host_wait(a->host_poll, a->host_poll_argument);
+    oh_i32 lost;
+    state = oh_wait_looked(state, oh_now_ns());
+    lost = oh_host_wait(a->host_poll, a->host_poll_argument, oh_waited_ns(state));
     if (oh_stopped(a)) return 0;
-    if (state & OH_GONE && now - (state ^ OH_GONE) > OH_GRACE_NS) {
+    if (state & OH_GONE && oh_waited_ns(state) > OH_GRACE_NS) {
         oh_fail(a, OH_FAIL_LOST, peer, site, epoch, expected, seen);
         return 0;
     }
@@ -210,16 +236,15 @@ OH_SLOW_FN oh_u64 oh_wait_slow(const oh_args *a, oh_u64 state, oh_u32 what, oh_u
         oh_fail(a, OH_FAIL_ABORTED, -1, site, epoch, expected, seen);
         return 0;
     }
-    if (oh_verdict_ends(a, epoch) || oh_row_found(a) ||
-        (state && !(state & OH_GONE) && now - state > deadline)) {
+    if (oh_verdict_ends(a, epoch) || oh_row_found(a) || oh_wait_too_long(a, state)) {
         oh_fail(a, OH_FAIL_TIMEOUT, peer, site, epoch, expected, seen);
         return 0;
     }
     if (state & OH_GONE) return state;
     if (lost == peer ||
         oh_ld_relaxed_sys_u32(OH_MEMBER(oh_control_of(a, a->rank), oh_control, left[peer])))
-        return now | OH_GONE;
-    return state ? state : now;
+        return OH_GONE | 1ull << OH_LOOK_BITS | (state & OH_LOOK_MASK);
+    return state;
 }
 
 #endif

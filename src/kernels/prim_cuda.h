@@ -256,9 +256,10 @@ OH_FN void oh_rest(void) {
     asm volatile("nanosleep.u32 1000;" ::: "memory");
 }
 /* Host device only: gives the core away and looks at the peers' processes. */
-OH_FN oh_i32 oh_host_wait(oh_u64 poll, oh_u64 argument) {
+OH_FN oh_i32 oh_host_wait(oh_u64 poll, oh_u64 argument, oh_u64 waited_ns) {
     (void)poll;
     (void)argument;
+    (void)waited_ns;
     return -1;
 }
 

@@ -3,6 +3,7 @@
 #ifndef OH_PRIM_HOST_H
 #define OH_PRIM_HOST_H
 
+#include "base/wait.h"
 #include "device/device.h"
 
 #include <sched.h>
@@ -209,11 +210,17 @@ OH_FN oh_u64 oh_now_ns(void) {
 OH_FN void oh_rest(void) {
     oh_sleep_us(100);
 }
-/* Gives the core away; `poll`, if set, is an oh_host_poll that returns the lowest rank whose
- * process is gone (plus OH_GONE_FOR_LONG, if so), or -1. */
+/* Gives the core away: by a yield at first, since most waits are short; then by sleeping, since a
+ * yield keeps the core busy and gives nothing to a thread of lower priority. `poll`, if set, is an
+ * oh_host_poll that returns the lowest rank whose process is gone (plus OH_GONE_FOR_LONG, if so), or
+ * -1. */
+#define OH_YIELD_NS 1000000ull
 typedef int (*oh_host_poll)(void *argument);
-OH_FN oh_i32 oh_host_wait(oh_u64 poll, oh_u64 argument) {
-    sched_yield();
+OH_FN oh_i32 oh_host_wait(oh_u64 poll, oh_u64 argument, oh_u64 waited_ns) {
+    if (waited_ns < OH_YIELD_NS)
+        sched_yield();
+    else
+        oh_sleep_us(oh_wait_rest_us(waited_ns));
     return poll ? ((oh_host_poll)(uintptr_t)poll)(OH_AT(void, argument)) : -1;
 }
 

@@ -4,6 +4,7 @@
  * deadlock however the ranks are timed. A peer may already have sent its next frame: only the bytes
  * of this one are read. A peer that sent its frame and left is no failure of this exchange; one
  * whose frame can no longer come is. Bytes: W-1 frames of 40 + `bytes` out and in; one hop. */
+#include "base/wait.h"
 #include "rendezvous/group.h"
 
 #include <errno.h>
@@ -244,22 +245,23 @@ static onehop_result move(oh_run *run, const struct pollfd *polls) {
 
 static onehop_result run_to_end(oh_run *run) {
     struct pollfd polls[2 * ONEHOP_MAX_RANKS];
-    uint64_t deadline = oh_clock_ns() + (uint64_t)run->what->timeout_ms * 1000000u;
+    uint64_t looked = oh_clock_ns();
+    uint64_t deadline = looked + (uint64_t)run->what->timeout_ms * 1000000u;
     bool throttled;
     while (prepare_polls(run, polls, &throttled)) {
         uint64_t now = oh_clock_ns();
+        deadline += oh_wait_pause_ns(&looked, now);
         bool late = now >= deadline;
-        /* Rounded up, so that the last wait does not end before the deadline and spin. */
-        uint64_t wait_ms = late ? 0 : (deadline - now + 999999u) / 1000000u;
+        int wait_ms = oh_wait_poll_ms(late ? 0 : deadline - now);
         if (throttled && wait_ms > 1) wait_ms = 1;
-        if (wait_ms > 60000) wait_ms = 60000;
-        int events = poll(polls, (nfds_t)(2 * run->mesh->world_size), (int)wait_ms);
+        int events = poll(polls, (nfds_t)(2 * run->mesh->world_size), wait_ms);
         if (events < 0 && errno != EINTR)
             return oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "poll failed");
         if (events < 0) continue;
         onehop_result result = move(run, polls);
         if (result) return result;
         if (late) return prepare_polls(run, polls, &throttled) ? missing(run) : ONEHOP_OK;
+        if (oh_wait_interrupted()) return oh_wait_ended("an exchange with all ranks");
     }
     return ONEHOP_OK;
 }
@@ -281,6 +283,7 @@ onehop_result oh_mesh_exchange(oh_mesh *mesh, const oh_exchange *what) {
     onehop_result result = ONEHOP_OK;
     for (int i = 0; !result && i < mesh->world_size; i++) result = push(&run, &run.flows[i]);
     if (!result) result = run_to_end(&run);
+    if (result == ONEHOP_ERR_INTERRUPTED) oh_mesh_leave(mesh);
     for (int i = 0; i < mesh->world_size; i++)
         while (run.flows[i].fd_count) close(run.flows[i].fds[--run.flows[i].fd_count]);
     return result;

@@ -42,6 +42,11 @@ int oh_mesh_lost_peer(const oh_mesh *mesh) {
     return -1;
 }
 
+void oh_mesh_leave(oh_mesh *mesh) {
+    for (int i = 0; i < mesh->world_size; i++)
+        if (mesh->sockets[i] >= 0) shutdown(mesh->sockets[i], SHUT_WR);
+}
+
 void oh_mesh_close(oh_mesh *mesh, bool owner) {
     for (int i = 0; i < mesh->world_size; i++) {
         /* Shut down first: copies of the socket in forked children must not keep it alive. */

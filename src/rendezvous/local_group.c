@@ -5,6 +5,7 @@
  * because the pointers are the callers'. Only the first wait, for ranks to come, can take long, and
  * it ends at the deadline or when a rank has closed its handle; then the table is broken for all.
  */
+#include "base/wait.h"
 #include "rendezvous/group.h"
 
 #include <errno.h>
@@ -52,18 +53,23 @@ static void break_for_missing(oh_local *local, uint32_t timeout_ms) {
 }
 
 /* With the mutex held, after sitting down: waits until round `mine` is open or the table broken. */
-static void wait_for_opening(oh_local *local, uint64_t mine, uint32_t timeout_ms) {
-    uint64_t deadline = oh_clock_ns() + (uint64_t)timeout_ms * 1000000u;
-    const struct timespec until = {(time_t)(deadline / 1000000000u),
-                                   (long)(deadline % 1000000000u)};
+static void wait_for_opening(oh_local *local, int rank, uint64_t mine, uint32_t timeout_ms) {
+    uint64_t looked = oh_clock_ns(), deadline = looked + (uint64_t)timeout_ms * 1000000u;
+    char what[64];
+    snprintf(what, sizeof what, "rank %d of a local group, in an exchange", rank);
     while (local->opened < mine && !local->broken) {
-        unsigned left = atomic_load_explicit(&local->left, memory_order_relaxed); /* mutex orders */
-        if (left)
+        const unsigned left = atomic_load_explicit(&local->left, memory_order_relaxed);
+        const uint64_t now = oh_clock_ns();
+        deadline += oh_wait_pause_ns(&looked, now);
+        if (left) /* the mutex orders it */
             break_table(local, oh_error(ONEHOP_ERR_PEER_LOST, "rank %d of a local group closed it",
                                         __builtin_ctz(left)));
-        else if (pthread_cond_timedwait(&local->changed, &local->mutex, &until) == ETIMEDOUT &&
-                 local->opened < mine && !local->broken)
+        else if (now >= deadline)
             break_for_missing(local, timeout_ms);
+        else
+            oh_wait_rest_on(&local->changed, &local->mutex, deadline);
+        if (oh_wait_interrupted_with(&local->mutex) && local->opened < mine && !local->broken)
+            break_table(local, oh_wait_ended(what));
     }
 }
 
@@ -82,7 +88,7 @@ static onehop_result sit_down(onehop_group *group, const oh_seat *seat) {
         local->opened = mine;
         pthread_cond_broadcast(&local->changed);
     } else {
-        wait_for_opening(local, mine, group->timeout_ms);
+        wait_for_opening(local, group->rank, mine, group->timeout_ms);
     }
     onehop_result result = local->opened < mine ? local->broken : ONEHOP_OK;
     if (result) oh_error(result, "%s", local->broken_text);
@@ -186,13 +192,9 @@ const oh_group_kind oh_group_local = {local_allgather, local_pass_fds, local_los
 
 static onehop_result local_create(int world_size, oh_local **local_out) {
     oh_local *local = calloc(1, sizeof *local);
-    pthread_condattr_t monotonic;
     if (!local) return oh_error(ONEHOP_ERR_MEMORY, "no memory for a local group");
     pthread_mutex_init(&local->mutex, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&local->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    oh_wait_condition_init(&local->changed);
     atomic_init(&local->left, 0);
     local->world_size = world_size;
     *local_out = local;

@@ -38,6 +38,9 @@ typedef struct oh_mesh_plan {
 
 onehop_result oh_mesh_open(const oh_mesh_plan *plan, oh_mesh *mesh_out);
 
+/* Tells all peers that this rank will send nothing more; what was sent still arrives. */
+void oh_mesh_leave(oh_mesh *mesh);
+
 /* `owner` false (a forked child): closes the descriptors but does not end the connections. */
 void oh_mesh_close(oh_mesh *mesh, bool owner);
 

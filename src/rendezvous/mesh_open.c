@@ -1,6 +1,8 @@
 /* Opening a mesh: the loop, the decision, the way out. The protocol is in mesh.h. */
 #include "rendezvous/opening.h"
 
+#include "base/wait.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,9 +100,8 @@ static void serve(oh_opening *opening, const struct pollfd *polls) {
 static void wait_and_serve(oh_opening *opening, uint64_t until_ns) {
     struct pollfd polls[POLLS];
     uint64_t now = oh_clock_ns();
-    uint64_t wait_ms = until_ns > now ? (until_ns - now + 999999u) / 1000000u : 0;
     prepare_polls(opening, polls);
-    int events = poll(polls, POLLS, wait_ms > 60000 ? 60000 : (int)wait_ms);
+    int events = poll(polls, POLLS, oh_wait_poll_ms(until_ns > now ? until_ns - now : 0));
     if (events > 0) {
         serve(opening, polls);
     } else if (events < 0 && errno != EINTR) {
@@ -210,12 +211,21 @@ static void hand_over(const oh_opening *opening, oh_mesh *mesh_out) {
            opening->plan->label, mesh_out->world_size);
 }
 
+static void hear_hook(oh_opening *opening) {
+    if (!oh_wait_interrupted() || opening->state >= OH_COMMITTED) return;
+    onehop_result result = oh_wait_ended("opening a group");
+    oh_opening_fail(opening, opening->plan->rank, result, onehop_last_error());
+}
+
 static onehop_result run(oh_opening *opening, oh_mesh *mesh_out) {
+    uint64_t looked = oh_clock_ns();
     while (opening->state == OH_GATHERING || opening->state == OH_READY) {
         /* Looked at before the sockets: what came before the deadline counts. */
         uint64_t now = oh_clock_ns();
+        opening->deadline_ns += oh_wait_pause_ns(&looked, now);
         wait_and_serve(opening, connect_due(opening));
         advance(opening);
+        hear_hook(opening);
         if (now >= end_ns(opening) &&
             (opening->state == OH_GATHERING || opening->state == OH_READY))
             fail_for_missing(opening);

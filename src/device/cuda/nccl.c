@@ -39,10 +39,11 @@ static const char *look_up(void *library) {
 
 static onehop_result open_once(const char *name) {
     int version = 0;
-    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    char why[256];
+    void *library = oh_library_open(name, why, sizeof why);
     if (!library)
         return oh_error(ONEHOP_ERR_UNSUPPORTED, "NCCL cannot be used: %s; %s names its library",
-                        dlerror(), oh_env_describe(OH_ENV_NCCL_LIB)->name);
+                        why, oh_env_describe(OH_ENV_NCCL_LIB)->name);
     const char *missing = look_up(library);
     if (missing) {
         dlclose(library);

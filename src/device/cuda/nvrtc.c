@@ -107,14 +107,14 @@ static void *look(char *name) {
 static onehop_result open_once(void) {
     const char *given = oh_env_text(OH_ENV_NVRTC);
     const char *variable = oh_env_describe(OH_ENV_NVRTC)->name;
-    char name[PATH_BYTES];
+    char name[PATH_BYTES], why[256];
     void *library;
     if (given) {
         snprintf(name, sizeof name, "%s", given);
-        library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+        library = oh_library_open(name, why, sizeof why);
         if (!library)
-            return oh_error(ONEHOP_ERR_UNSUPPORTED, "NVRTC cannot be used: %s (%s names it)",
-                            dlerror(), variable);
+            return oh_error(ONEHOP_ERR_UNSUPPORTED, "NVRTC cannot be used: %s (%s names it)", why,
+                            variable);
     } else {
         library = look(name);
         if (!library)

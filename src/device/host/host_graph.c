@@ -40,7 +40,9 @@ void oh_host_work_run(const oh_host_work *work, const void *args) {
         run_graph(work->graph);
         break;
     case OH_HOST_WAIT:
-        oh_host_stream_wait(work->earlier, work->ticket);
+        /* What follows in the graph rests on it: a wait hook hears, but cannot end this wait. */
+        while (oh_host_stream_wait(work->earlier, work->ticket) != ONEHOP_OK) {
+        }
         break;
     }
 }

@@ -15,6 +15,7 @@
  * stream is answered with an error. A forked child has the streams of its parent but not their
  * threads: it must not use them, nor destroy them. */
 #include "device/host/host_stream.h"
+#include "base/wait.h"
 #include "device/host/vector.h"
 
 #include <errno.h>
@@ -121,29 +122,37 @@ static int start_worker(oh_host_stream *stream) {
 
 /* ---- waiting and queueing -------------------------------------------------------------------- */
 
-/* With the lock held. */
-static void sleep_until(oh_host_stream *stream, uint64_t ticket) {
+/* With the lock held, save while the hook runs. False: the hook has ended the wait. */
+static bool sleep_until(oh_host_stream *stream, uint64_t ticket) {
+    bool ended = false;
     stream->sleepers++;
-    while (stream->completed < ticket) pthread_cond_wait(&stream->work_went, &stream->lock);
+    while (stream->completed < ticket && !ended) {
+        oh_wait_rest_on(&stream->work_went, &stream->lock, UINT64_MAX);
+        ended = stream->completed < ticket && oh_wait_interrupted_with(&stream->lock);
+    }
     stream->sleepers--;
+    return !ended;
 }
 
-void oh_host_stream_wait(oh_host_stream *stream, uint64_t ticket) {
-    if (poll_counter(&stream->completed, ticket)) return;
+onehop_result oh_host_stream_wait(oh_host_stream *stream, uint64_t ticket) {
+    if (poll_counter(&stream->completed, ticket)) return ONEHOP_OK;
     pthread_mutex_lock(&stream->lock);
-    sleep_until(stream, ticket);
+    const bool met = sleep_until(stream, ticket);
     pthread_mutex_unlock(&stream->lock);
+    return met ? ONEHOP_OK : oh_wait_ended("waiting for a host stream");
 }
 
-/* With the lock held. Others may queue while we sleep, so the room is looked for again. */
-static void enqueue(oh_host_stream *stream, const oh_host_work *work, const void *args) {
+/* With the lock held. Others may queue while we sleep, so the room is looked for again. False: the hook
+ * has ended the wait for room. */
+static bool enqueue(oh_host_stream *stream, const oh_host_work *work, const void *args) {
     while (stream->issued - stream->completed >= RING_ENTRIES)
-        sleep_until(stream, stream->issued - RING_ENTRIES + 1);
+        if (!sleep_until(stream, stream->issued - RING_ENTRIES + 1)) return false;
     ring_entry *entry = &stream->ring[stream->issued % RING_ENTRIES];
     entry->work = *work;
     if (work->args_bytes > 0) memcpy(entry->args, args, work->args_bytes);
     __atomic_store_n(&stream->issued, stream->issued + 1, __ATOMIC_RELEASE);
     if (stream->worker_sleeps) pthread_cond_signal(&stream->work_came);
+    return true;
 }
 
 onehop_result oh_host_stream_put(oh_host_stream *stream, const oh_host_work *work,
@@ -152,8 +161,8 @@ onehop_result oh_host_stream_put(oh_host_stream *stream, const oh_host_work *wor
     pthread_mutex_lock(&stream->lock);
     if (stream->capture != NULL)
         result = oh_host_graph_record(stream->capture, work, args);
-    else
-        enqueue(stream, work, args);
+    else if (!enqueue(stream, work, args))
+        result = oh_wait_ended("waiting for room in the queue of a host stream");
     pthread_mutex_unlock(&stream->lock);
     return result;
 }
@@ -213,7 +222,7 @@ onehop_result onehop_host_stream_create(onehop_stream_t *stream_out) {
     stream->users = 1;
     pthread_mutex_init(&stream->lock, NULL);
     pthread_cond_init(&stream->work_came, NULL);
-    pthread_cond_init(&stream->work_went, NULL);
+    oh_wait_condition_init(&stream->work_went);
     int error = start_worker(stream);
     if (error != 0) {
         oh_host_stream_drop(stream);
@@ -249,8 +258,7 @@ onehop_result onehop_host_stream_synchronize(onehop_stream_t handle) {
     if (oh_host_stream_capturing(stream))
         return oh_error(ONEHOP_ERR_STATE,
                         "a host stream cannot be synchronized while it is captured");
-    oh_host_stream_wait(stream, __atomic_load_n(&stream->issued, __ATOMIC_ACQUIRE));
-    return ONEHOP_OK;
+    return oh_host_stream_wait(stream, __atomic_load_n(&stream->issued, __ATOMIC_ACQUIRE));
 }
 
 /* ---- capture --------------------------------------------------------------------------------- */
@@ -343,10 +351,7 @@ onehop_result oh_host_stream_order(oh_device *device, onehop_stream_t earlier,
     if (first == NULL || first == second) return ONEHOP_OK;
 
     uint64_t ticket = __atomic_load_n(&first->issued, __ATOMIC_ACQUIRE);
-    if (second == NULL) {
-        oh_host_stream_wait(first, ticket);
-        return ONEHOP_OK;
-    }
+    if (second == NULL) return oh_host_stream_wait(first, ticket);
     /* Also when the ticket has passed: the item hands on what the earlier work wrote. */
     oh_host_work work = {OH_HOST_WAIT, 0, NULL, 0, NULL, first, ticket};
     /* Relaxed: the caller's use of the handle keeps the stream alive. */

@@ -42,10 +42,10 @@ oh_host_stream *oh_host_stream_find(onehop_stream_t stream);
 /* "stream %p is not ..." */
 onehop_result oh_host_stream_unknown(onehop_stream_t stream);
 void oh_host_stream_drop(oh_host_stream *stream);
-/* Waits until the stream has completed `ticket` items. */
-void oh_host_stream_wait(oh_host_stream *stream, uint64_t ticket);
+/* Waits until the stream has completed `ticket` items, or INTERRUPTED. */
+onehop_result oh_host_stream_wait(oh_host_stream *stream, uint64_t ticket);
 /* Queues a copy of `work`, or records it if the stream is being captured; waits while the queue is
- * full. Takes over the counted user on success. */
+ * full, or INTERRUPTED. Takes over the counted user on success. */
 onehop_result oh_host_stream_put(oh_host_stream *stream, const oh_host_work *work,
                                  const void *args);
 /* Swaps the graph that records the stream's work, NULL for none, if the present one is, or is not,
