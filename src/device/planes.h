@@ -74,7 +74,6 @@ typedef struct oh_control {
 #define OH_FAIL_ABORTED  4
 #define OH_FAIL_OVERLAP  5
 #define OH_FAIL_ROW      6
-#define OH_FAIL_GARBLED  7 /* a verdict that no rank writes: its writer's fault */
 
 /* Places of the protocol, for the record of a failure. */
 #define OH_SITE_SIGNATURE  1  /* waiting for a peer's signature */
@@ -104,9 +103,11 @@ typedef struct oh_local {
 
 #define OH_LOCAL_EPOCHS 256
 
-/* What the device tells the host. `kind` is stored last, with release. */
+/* What the device tells the host. `kind` is stored last, with release. It is a peer's word as it was found, hence
+ * the bit: a verdict without a kind is a failure too. */
+#define OH_RECORD_WRITTEN 0x100u
 typedef struct oh_record {
-    oh_u32 kind; /* OH_FAIL_*, 0: none */
+    oh_u32 kind; /* OH_FAIL_* and OH_RECORD_WRITTEN; 0: none */
     oh_u32 site;
     oh_i32 rank;
     oh_i32 peer;

@@ -16,8 +16,7 @@
  * still reads them has perhaps all the signals that it needs. So a call that reads peers' inputs looks at
  * given_up once it has done with them (oh_none_gave_up); nothing else reads memory of the program's.
  * A rank that comes late finds the verdict at its first slow look. Slots of a dead communicator are
- * never used again, so nothing is cleaned up. Words that peers wrote are looked at before they name a
- * rank or a kind of failure: one that cannot be true names its writer. All accesses are relaxed: each word is meaningful by
+ * never used again, so nothing is cleaned up. All accesses are relaxed: each word is meaningful by
  * itself, and single (verdicts, rows and left are written by one rank each). */
 #ifndef OH_GUARD_H
 #define OH_GUARD_H
@@ -66,23 +65,13 @@ OH_FN oh_u32 oh_stopped(const oh_args *a) {
     return oh_ld_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, stop));
 }
 
-/* A verdict as `writer` may have written it. Without a known kind a rank would end with no failure to
- * report; the culprit is an index wherever it is read. Out of line: tp_qknorm would spill. */
-OH_SLOW_FN oh_u64 oh_verdict_checked(oh_u64 v, oh_u32 writer, oh_u32 world) {
-    const oh_u32 kind = OH_VERDICT_KIND(v), named = (oh_u32)OH_VERDICT_CULPRIT(v) + 1u;
-    const oh_u32 fewest = kind == OH_FAIL_ABORTED || kind == OH_FAIL_OVERLAP ? 0u : 1u;
-    if (kind >= OH_FAIL_TIMEOUT && kind <= OH_FAIL_GARBLED && named >= fewest && named <= world)
-        return v;
-    return OH_VERDICT(OH_FAIL_GARBLED, writer, OH_VERDICT_EPOCH(v));
-}
-
 /* The first verdict on this rank's page, 0 if none. */
 OH_SLOW_FN oh_u64 oh_verdict_found(const oh_args *a) {
     const oh_u64 control = oh_control_of(a, a->rank);
     oh_u32 r;
     for (r = 0; r < a->world; r++) {
         const oh_u64 v = oh_ld_relaxed_sys_u64(OH_MEMBER(control, oh_control, verdicts[r]));
-        if (v) return oh_verdict_checked(v, r, a->world);
+        if (v) return v;
     }
     return 0;
 }
@@ -117,16 +106,16 @@ OH_SLOW_FN oh_i32 oh_row_found(const oh_args *a) {
 /* Step 4. */
 OH_SLOW_FN oh_i32 oh_culprit_by_rows(const oh_args *a, oh_i32 peer) {
     const oh_u64 control = oh_control_of(a, a->rank);
-    oh_u32 seen = 0, r = (oh_u32)peer;
-    while (r < a->world && !(seen >> r & 1u)) {
+    oh_u32 seen = 0;
+    oh_i32 r = peer;
+    while (r >= 0 && !(seen >> r & 1u)) {
         const oh_u64 row = oh_ld_relaxed_sys_u64(OH_MEMBER(control, oh_control, rows[r]));
-        const oh_u32 next = (oh_u32)row - 1u;
-        if (!row || next >= a->world) return (oh_i32)r;
+        if (!row) return r;
         seen |= 1u << r;
-        r = next;
+        r = (oh_i32)((oh_u32)row & 31u) - 1; /* stays on the page, whatever a peer wrote */
     }
     for (r = 0; r < OH_MAX_RANKS; r++)
-        if (seen >> r & 1u) return (oh_i32)r;
+        if (seen >> r & 1u) return r;
     return peer;
 }
 
@@ -150,7 +139,8 @@ OH_SLOW_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u3
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, expected), expected);
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, seen), seen);
     /* Pairs with the host's acquiring load of kind: makes the fields above whole. */
-    oh_st_release_sys_u32(OH_MEMBER(record, oh_record, kind), OH_VERDICT_KIND(verdict));
+    oh_st_release_sys_u32(OH_MEMBER(record, oh_record, kind),
+                          OH_VERDICT_KIND(verdict) | OH_RECORD_WRITTEN);
     for (r = 0; r < a->planes.max_blocks; r++) oh_st_relaxed_gpu_u32(oh_epoch_word(a, r) + 4, 1);
     oh_st_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, stop), 1);
 }

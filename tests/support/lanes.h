@@ -588,7 +588,7 @@ static void lanes_verify(lanes_rank *own, size_t index) {
     char what[160];
     snprintf(what, sizeof what, "%s: call %zu, rank %d, %u blocks", g->what, index, own->rank,
              c->blocks);
-    const oh_u32 kind = __atomic_load_n(&own->page.record.kind, __ATOMIC_ACQUIRE);
+    const oh_u32 kind = __atomic_load_n(&own->page.record.kind, __ATOMIC_ACQUIRE) & 0xffu;
     if (g->expect_mismatch && index + 1 == g->count) {
         if (kind != OH_FAIL_MISMATCH || own->page.record.peer != g->world - 1)
             FAIL("%s: expected a mismatch of rank %d, found kind %u, peer %d", what, g->world - 1,
