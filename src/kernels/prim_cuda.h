@@ -197,7 +197,8 @@ OH_FN void oh_fence_acq_rel_sys(void) {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 /* For what a GPU orders by the boundary between two kernels and a host does not: nothing here. */
-#define OH_LOOKS_PER_UNIT 0
+/* The look costs 2 to 14 % of a call here (docs/tuning-log.md). */
+#define OH_LOOKS_BEFORE_STORES 0
 OH_FN void oh_boundary_fence(void) {
 }
 

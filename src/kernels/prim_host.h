@@ -181,9 +181,8 @@ OH_FN void oh_fence_acq_rel_sys(void) {
 OH_FN void oh_boundary_fence(void) {
     oh_fence_acq_rel_sys();
 }
-/* 2shot_pull looks whether a peer has given up before each unit that it stores to it: nobody waits for
- * that body on a host. On a GPU it looks once for all units that a thread has in flight. */
-#define OH_LOOKS_PER_UNIT 1
+/* 2shot_pull looks whether a peer has given up before it stores a unit to it. */
+#define OH_LOOKS_BEFORE_STORES 1
 
 /* ---- group, time, launch chain ---------------------------------------------------------------- */
 OH_FN void oh_group_sync(void) {

@@ -44,9 +44,8 @@
  * In 2shot it also covers sums that another rank made of such memory: that rank released its exit after
  * reading, the reading came after the memory had changed, and given_up was there before that. The two
  * loads of one look are not ordered; between what they would have to swap lie a kernel's end, a
- * program's store and a load of a peer. A pair that read at random during the exit's wait, and stopped, is
- * told in every look. 2shot also looks while it reduces, before it stores to the peers: a rank that has
- * given up gets at most the units that are in flight.
+ * program's store and a load of a peer. On the host 2shot also looks before each unit that it stores to the peers; on a GPU
+ * that would cost more than all else here, and stores go on until the kernel ends.
  *
  * Threads may differ in `dead`: the mark in the epoch word may come between their loads of it, and
  * one may give up an enter that another has just seen. 1shot does not ask: an exit promises only
@@ -231,7 +230,6 @@ OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u64 words, oh_u32 whi
 OH_FN oh_u32 oh_direct_batch(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step, oh_u64 end,
                            oh_u32 units, oh_u32 full, oh_u32 outs, oh_u32 dtype, oh_u32 world) {
     oh_unit v[OH_DIRECT_MOST][OH_MAX_RANKS];
-    oh_u64 gone = outs ? oh_given_up(a) : 0;
     oh_u32 j, k;
     OH_UNROLL
     for (j = 0; j < units; j++) {
@@ -247,8 +245,7 @@ OH_FN oh_u32 oh_direct_batch(const oh_args *a, const oh_reach *to, oh_u64 at, oh
         oh_unit sum;
         if (!full && j && at + j * step >= end) continue;
         sum = oh_sum_finished(a, oh_add_turned(v[j], a->rank, dtype, world), at + j * step, dtype);
-        if (outs && OH_LOOKS_PER_UNIT) gone = oh_given_up(a);
-        if (OH_UNLIKELY(gone)) return 0;
+        if (OH_LOOKS_BEFORE_STORES && outs && oh_given_up(a)) return 0;
         OH_UNROLL
         for (k = 1; k < world && outs; k++) oh_st_unit(to->out[k] + at + j * step, sum);
         oh_st_unit(to->out[0] + at + j * step, sum);
@@ -278,7 +275,7 @@ OH_FN oh_u32 oh_direct_unit(const oh_args *a, oh_u64 at, oh_u64 left, oh_u32 out
         sum = r ? oh_sum_add(sum, v, dtype) : oh_sum_of(v, dtype);
     }
     v = oh_sum_finished(a, sum, at, dtype);
-    if (outs && oh_given_up(a)) return 0;
+    if (OH_LOOKS_BEFORE_STORES && outs && oh_given_up(a)) return 0;
     OH_NO_UNROLL
     for (r = 0; r < a->world && outs; r++)
         if (r != a->rank)
