@@ -307,7 +307,11 @@ typedef struct onehop_group_config {
 /* Collective: returns when all ranks have called it, on all ranks alike. Errors: NULL, RANK,
  * WORLD_SIZE, ENVIRONMENT, DUPLICATE_RANK, MISSING_PEER (names the ranks that did not come),
  * PEER_FAILED (a peer died meanwhile), DISAGREEMENT (version or world size), SEVERAL_HOSTS,
- * STRUCT_SIZE, MEMORY, SYSTEM. Since 0.1. */
+ * STRUCT_SIZE, MEMORY, SYSTEM. A rank that fails or dies ends the call on all within a second, with
+ * the same rank named; a rank that calls later than half a second after that, and the others if the
+ * dead one had not yet spoken to any of them, wait for their deadline. A rank that fails stays up
+ * to a second to tell the others. Needs 2 * world_size descriptors at most, and keeps
+ * 2 * (world_size - 1). Since 0.1. */
 ONEHOP_API onehop_result onehop_group_open(const onehop_group_config *config,
                                            onehop_group **group_out);
 
@@ -324,8 +328,10 @@ ONEHOP_API int onehop_group_size(const onehop_group *group);
 /* Collective all-gather of `bytes` (at most 16 MiB, the same on all ranks) through the group;
  * `recv` holds world_size * bytes. For callers that bring their own storage and need to exchange
  * handles. A group belongs to the process that opened it: a forked child may only close it. After a
- * failure other than NULL and ARGUMENT the group is broken and must be closed. Errors: NULL,
- * ARGUMENT, STATE (forked), MISSING_PEER (deadline), INTERRUPTED (wait hook), PEER_LOST, DISAGREEMENT (sizes differ),
+ * failure other than NULL and ARGUMENT the group is broken and must be closed; the peers hear the
+ * reason from the rank that fails first, so that all name the same rank. Errors: NULL,
+ * ARGUMENT, STATE (forked), MISSING_PEER (deadline), INTERRUPTED (wait hook), PEER_LOST,
+ * DISAGREEMENT (sizes differ),
  * SYSTEM. Since 0.1. */
 ONEHOP_API onehop_result onehop_group_allgather(onehop_group *group, const void *send, void *recv,
                                                 size_t bytes);

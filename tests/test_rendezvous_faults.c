@@ -8,6 +8,7 @@
 #include "rendezvous/opening.h"
 
 #include <errno.h>
+#include <sys/resource.h>
 
 static onehop_result try_open(int rank, int world_size, const char *name, uint32_t timeout_ms,
                               onehop_group **group_out) {
@@ -147,6 +148,91 @@ static void hears_of_death(int rank, int world_size, void *argument) {
     fails(ONEHOP_ERR_PEER_FAILED, "rank 1 ended or left", rank, world_size, argument, 10000);
 }
 
+static void make_plan(const char *name, int rank, int world_size, oh_group_plan *plan,
+                      oh_mesh_plan *mesh_plan) {
+    onehop_group_config config = ONEHOP_CONFIG_INIT(onehop_group_config);
+    config.rank = rank;
+    config.world_size = world_size;
+    config.name = own_name(name);
+    CHECK_OK(oh_group_plan_make(&config, plan));
+    *mesh_plan = (oh_mesh_plan){.rank = rank, .world_size = world_size, .name = plan->name};
+}
+
+static int dial(const oh_mesh_plan *plan, int rank) {
+    struct sockaddr_un address;
+    socklen_t size = oh_mesh_address(plan, rank, &address);
+    for (int i = 0; i < 400; i++) {
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (!connect(fd, (const struct sockaddr *)&address, size)) return fd;
+        close(fd);
+        sleep_ms(10);
+    }
+    FAIL("nobody listens for rank %d", rank);
+}
+
+static void forge(const oh_mesh_plan *plan, oh_hello *hello_out) {
+    *hello_out = (oh_hello){.magic = OH_HELLO_MAGIC,
+                            .major = ONEHOP_VERSION_MAJOR,
+                            .minor = ONEHOP_VERSION_MINOR,
+                            .rank = plan->rank,
+                            .world_size = plan->world_size,
+                            .name = plan->name};
+}
+
+/* Rank 1 cannot begin (its environment is wrong); rank 2 comes when the others know. */
+static void cannot_begin(int rank, int world_size, void *argument) {
+    (void)argument;
+    if (rank == 1) setenv("ONEHOP_LOG", "garbage", 1);
+    if (rank == 1) sleep_ms(100);
+    if (rank == 2) sleep_ms(300);
+    double start = seconds_now();
+    onehop_group *group;
+    CHECK(try_open(rank, world_size, "cannot begin", 10000, &group) == ONEHOP_ERR_ENVIRONMENT);
+    CHECK_CONTAINS("garbage", onehop_last_error());
+    if (rank != 1) CHECK_CONTAINS("rank 1: ", onehop_last_error());
+    CHECK(seconds_now() - start < 2);
+}
+
+/* Rank 2 has met rank 1 alone when it dies. Rank 1 is ready then, and leaves the decision to rank
+ * 0, which does not know rank 2 at all: it must hear of the death from rank 1. */
+static void met_by_one(int rank, int world_size, void *argument) {
+    oh_group_plan plan;
+    oh_mesh_plan mesh_plan;
+    oh_hello hello;
+    (void)argument;
+    if (rank < 2) {
+        double start = seconds_now();
+        fails(ONEHOP_ERR_PEER_FAILED, "rank 2 ended or left", rank, world_size, "met", 10000);
+        CHECK(seconds_now() - start < 4);
+        return;
+    }
+    make_plan("met", 2, world_size, &plan, &mesh_plan);
+    int fd = dial(&mesh_plan, 1);
+    forge(&mesh_plan, &hello);
+    CHECK_INT(sizeof hello, send(fd, &hello, sizeof hello, 0));
+    CHECK_INT(sizeof hello, recv(fd, &hello, sizeof hello, MSG_WAITALL));
+    sleep_ms(300); /* rank 1 gets ready */
+    close(fd);
+}
+
+/* Few descriptors suffice; too few are an error that says how many, on all ranks. */
+static void few_descriptors(int rank, int world_size, void *argument) {
+    const rlim_t most = *(const int *)argument;
+    const bool enough = most > 3;
+    const struct rlimit limit = {3 + most, 3 + most};
+    onehop_group *group;
+    for (int fd = 3; fd < 100; fd++) close(fd);
+    if (enough || rank == 1) CHECK_INT(0, setrlimit(RLIMIT_NOFILE, &limit));
+    double start = seconds_now();
+    onehop_result result = try_open(rank, world_size, enough ? "few" : "too few", 10000, &group);
+    CHECK_INT(enough ? ONEHOP_OK : ONEHOP_ERR_SYSTEM, result);
+    if (enough) CHECK_OK(onehop_group_barrier(group));
+    if (enough) onehop_group_close(group);
+    if (!enough)
+        CHECK_CONTAINS("needs 6 descriptors beside the open ones, the limit", onehop_last_error());
+    CHECK(seconds_now() - start < 2);
+}
+
 static void death_while_opening(void) {
     pid_t zero = start_rank(hears_of_death, 0, 4, "mid-open");
     pid_t one = start_rank(opens_for_ever, 1, 4, "mid-open");
@@ -198,37 +284,6 @@ static void one_end_for_all(void) {
 
 /* ---- strangers --------------------------------------------------------------------------------
  */
-
-static void make_plan(const char *name, int rank, int world_size, oh_group_plan *plan,
-                      oh_mesh_plan *mesh_plan) {
-    onehop_group_config config = ONEHOP_CONFIG_INIT(onehop_group_config);
-    config.rank = rank;
-    config.world_size = world_size;
-    config.name = own_name(name);
-    CHECK_OK(oh_group_plan_make(&config, plan));
-    *mesh_plan = (oh_mesh_plan){.rank = rank, .world_size = world_size, .name = plan->name};
-}
-
-static int dial(const oh_mesh_plan *plan, int rank) {
-    struct sockaddr_un address;
-    socklen_t size = oh_mesh_address(plan, rank, &address);
-    for (int i = 0; i < 400; i++) {
-        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (!connect(fd, (const struct sockaddr *)&address, size)) return fd;
-        close(fd);
-        sleep_ms(10);
-    }
-    FAIL("nobody listens for rank %d", rank);
-}
-
-static void forge(const oh_mesh_plan *plan, oh_hello *hello_out) {
-    *hello_out = (oh_hello){.magic = OH_HELLO_MAGIC,
-                            .major = ONEHOP_VERSION_MAJOR,
-                            .minor = ONEHOP_VERSION_MINOR,
-                            .rank = plan->rank,
-                            .world_size = plan->world_size,
-                            .name = plan->name};
-}
 
 static void other_version(int rank, int world_size, void *argument) {
     oh_group_plan plan;
@@ -349,6 +404,9 @@ int main(void) {
     run_ranks(3, world_sizes_differ, NULL);
     run_ranks(2, other_version, NULL);
     run_ranks(3, late_word, NULL);
+    run_ranks(3, cannot_begin, NULL);
+    run_ranks(3, met_by_one, NULL);
+    for (int most = 2; most <= 6; most += 4) run_ranks(3, few_descriptors, &most);
     death_while_opening();
     one_end_for_all();
     hostile_connections();

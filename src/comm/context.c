@@ -29,19 +29,20 @@ static void release(onehop_t *ctx) {
     free(ctx);
 }
 
-/* A group of one rank: no group, no memory; calls copy. */
-static onehop_result make_alone(onehop_t *ctx) {
-    oh_introduction unused;
-    onehop_result result = oh_context_introduce(ctx, &unused);
-    const oh_dispatch_group group = {ctx->info.device.kind, ctx->info.capability, 1, false, false};
-    return result ? result : oh_dispatch_init(&ctx->dispatch, &group, &ctx->tuning);
-}
-
 /* Values that nothing else asks for on every path; a wrong one is refused, not ignored. */
 static onehop_result check_environment(void) {
     int64_t unused;
     onehop_result result = oh_log_check();
     return result ? result : oh_env_integer(OH_ENV_MULTICAST, 0, 1, 0, &unused);
+}
+
+/* A group of one rank: no group, no memory; calls copy. */
+static onehop_result make_alone(onehop_t *ctx) {
+    oh_introduction unused;
+    onehop_result result = check_environment();
+    if (!result) result = oh_context_introduce(ctx, &unused);
+    const oh_dispatch_group group = {ctx->info.device.kind, ctx->info.capability, 1, false, false};
+    return result ? result : oh_dispatch_init(&ctx->dispatch, &group, &ctx->tuning);
 }
 
 /* Every rank's descriptor to every rank; descriptors of one set of ranks end with the step that
@@ -58,7 +59,9 @@ static onehop_result set_up(onehop_t *ctx) {
     uint32_t claim = 0, blocks[ONEHOP_MAX_RANKS];
     int fd = -1, fds[ONEHOP_MAX_RANKS];
     memset(&mine, 0, sizeof mine);
-    onehop_result result = oh_rendezvous_agree(ctx->group, oh_context_introduce(ctx, &mine));
+    onehop_result result = check_environment();
+    if (!result) result = oh_context_introduce(ctx, &mine);
+    result = oh_rendezvous_agree(ctx->group, result);
     if (!result) result = oh_rendezvous_allgather(ctx->group, &mine, all, sizeof mine);
     if (!result) result = oh_rendezvous_agree(ctx->group, oh_context_claim(ctx, all, &claim));
     if (!result) result = oh_rendezvous_allgather(ctx->group, &claim, blocks, sizeof claim);
@@ -80,37 +83,47 @@ static onehop_result set_up(onehop_t *ctx) {
     return result ? result : oh_rendezvous_agree(ctx->group, oh_context_finish(ctx));
 }
 
-static onehop_result open_group(onehop_t *ctx) {
-    const onehop_config *c = &ctx->config;
+static onehop_result open_group(const onehop_config *c, onehop_group **group_out) {
     onehop_group_config g = ONEHOP_CONFIG_INIT(onehop_group_config);
-    ctx->group = c->group;
-    if (!ctx->group) {
-        g.rank = c->rank;
-        g.world_size = c->world_size;
-        g.name = c->name;
-        g.timeout_ms = c->init_timeout_ms;
-        onehop_result result = onehop_group_open(&g, &ctx->group);
-        if (result) return result;
-        ctx->owns_group = true;
-    } else if (c->init_timeout_ms) {
-        oh_rendezvous_set_timeout_ms(ctx->group, c->init_timeout_ms);
+    if (c->group) {
+        if (c->init_timeout_ms) oh_rendezvous_set_timeout_ms(c->group, c->init_timeout_ms);
+        *group_out = c->group;
+        return ONEHOP_OK;
     }
-    ctx->rank = onehop_group_rank(ctx->group);
-    ctx->world = onehop_group_size(ctx->group);
-    return ONEHOP_OK;
+    g.rank = c->rank;
+    g.world_size = c->world_size;
+    g.name = c->name;
+    g.timeout_ms = c->init_timeout_ms;
+    return onehop_group_open(&g, group_out);
+}
+
+static onehop_result make(onehop_t *ctx, const onehop_config *config, onehop_group *group) {
+    ctx->config = *config;
+    ctx->group = group;
+    ctx->owns_group = !config->group;
+    ctx->rank = onehop_group_rank(group);
+    ctx->world = onehop_group_size(group);
+    return ctx->world == 1 ? make_alone(ctx) : set_up(ctx);
 }
 
 onehop_result onehop_create(const onehop_config *config, onehop_t **context_out) {
     if (!config || !context_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_create: %s is NULL",
                         config ? "context_out" : "config");
+    onehop_config known;
+    onehop_group *group = NULL;
+    onehop_result result = oh_config_copy(&known, sizeof known, config, "onehop_config");
+    /* The group first: what fails on this rank alone from here on, the others hear of. */
+    if (!result) result = open_group(&known, &group);
+    if (result) return result;
     onehop_t *ctx = calloc(1, sizeof *ctx);
-    if (!ctx) return oh_error(ONEHOP_ERR_MEMORY, "onehop_create: no memory");
-    onehop_result result =
-        oh_config_copy(&ctx->config, sizeof ctx->config, config, "onehop_config");
-    if (!result) result = check_environment();
-    if (!result) result = open_group(ctx);
-    if (!result) result = ctx->world == 1 ? make_alone(ctx) : set_up(ctx);
+    if (!ctx) {
+        result = oh_error(ONEHOP_ERR_MEMORY, "onehop_create: no memory");
+        result = oh_rendezvous_agree(group, result);
+        if (!known.group) onehop_group_close(group);
+        return result;
+    }
+    result = make(ctx, &known, group);
     if (result) {
         release(ctx);
         return result;

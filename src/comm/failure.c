@@ -102,6 +102,9 @@ static bool set_failure(onehop_comm *comm, onehop_failure *f) {
         __atomic_store_n(&comm->dead, 1, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&comm->failure_lock);
+    /* Peers who are in an exchange see both ends when this rank leaves now. */
+    if (first && comm->group && f->result == ONEHOP_ERR_PEER_LOST)
+        oh_rendezvous_hint_lost(comm->group, f->peer);
     return first;
 }
 

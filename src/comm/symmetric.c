@@ -93,7 +93,9 @@ onehop_result onehop_symmetric_alloc(onehop_group *group, onehop_device device, 
         return oh_error(ONEHOP_ERR_NULL, "onehop_symmetric_alloc: %s is NULL",
                         group ? "symmetric_out" : "group");
     onehop_symmetric *s = calloc(1, sizeof *s);
-    if (!s) return oh_error(ONEHOP_ERR_MEMORY, "onehop_symmetric_alloc: no memory");
+    if (!s)
+        return oh_rendezvous_agree(
+            group, oh_error(ONEHOP_ERR_MEMORY, "onehop_symmetric_alloc: no memory"));
     s->rank = onehop_group_rank(group);
     s->world = onehop_group_size(group);
     onehop_result result = build(s, group, device, bytes);

@@ -41,7 +41,7 @@ static onehop_result call(onehop_group *group, const void *send, void *recv, siz
     return ONEHOP_OK;
 }
 
-static void introduce(const onehop_group *group, oh_intro *intro_out) {
+static void introduce(const onehop_group *group, onehop_result mine, oh_intro *intro_out) {
     memset(intro_out, 0, sizeof *intro_out);
     intro_out->magic = OH_INTRO_MAGIC;
     intro_out->major = ONEHOP_VERSION_MAJOR;
@@ -52,7 +52,8 @@ static void introduce(const onehop_group *group, oh_intro *intro_out) {
     intro_out->has_pass = group->user_pass_fd != NULL;
     intro_out->netns = oh_identity_netns();
     intro_out->boot = oh_identity_boot();
-    onehop_result result = oh_process_id(&intro_out->process);
+    onehop_result result = mine;
+    if (!result) result = oh_process_id(&intro_out->process);
     if (!result) result = oh_random(&intro_out->name, sizeof intro_out->name);
     oh_opinion_make(&intro_out->opinion, result);
 }
@@ -119,10 +120,9 @@ static onehop_result build_mesh(onehop_group *group, const oh_intro *intros) {
     return ONEHOP_OK;
 }
 
-onehop_result oh_group_open_callback(onehop_group *group, const oh_group_plan *plan) {
+onehop_result oh_group_open_callback(onehop_group *group, onehop_result mine) {
     oh_intro own, all[ONEHOP_MAX_RANKS];
-    (void)plan;
-    introduce(group, &own);
+    introduce(group, mine, &own);
     onehop_result result = call(group, &own, all, sizeof own);
     if (!result) result = judge(group, all);
     if (result) return result;

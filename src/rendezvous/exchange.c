@@ -3,12 +3,16 @@
  * Driven by poll, reading and writing whatever moves, so blobs larger than a socket's buffer cannot
  * deadlock however the ranks are timed. A peer may already have sent its next frame: only the bytes
  * of this one are read. A peer that sent its frame and left is no failure of this exchange; one
- * whose frame can no longer come is. Bytes: W-1 frames of 40 + `bytes` out and in; one hop. */
+ * whose frame can no longer come is. A rank whose exchange fails says why, in a notice between two
+ * frames, before it returns; the first such word that a peer reads is its own failure too. Bytes:
+ * W-1 frames of 40 + `bytes` out and in; one hop. */
 #include "base/wait.h"
 #include "rendezvous/group.h"
+#include "rendezvous/opening.h"
 
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -36,11 +40,17 @@ typedef struct oh_flow {
     bool throttled; /* too many descriptors in flight: try again in a moment */
 } oh_flow;
 
+#define OH_WORD_MS                                                                                 \
+    100 /* for a last word behind a frame that the peer has not taken yet, and for
+                        * the rest of a notice whose beginning is here */
+
 typedef struct oh_run {
     oh_mesh *mesh;
     const oh_exchange *what;
     oh_frame out;
-    size_t total; /* bytes of each frame with its blob */
+    size_t total;   /* bytes of each frame with its blob */
+    int culprit;    /* rank whose end fails the exchange, -1 */
+    oh_notice word; /* what the peers are told about a failure */
     oh_flow flows[ONEHOP_MAX_RANKS];
 } oh_run;
 
@@ -80,7 +90,7 @@ static ssize_t send_some(oh_run *run, oh_flow *flow) {
     return sendmsg(run->mesh->sockets[flow->peer], &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static onehop_result push(oh_run *run, oh_flow *flow) {
+static onehop_result push_locked(oh_run *run, oh_flow *flow) {
     flow->throttled = false;
     while (flow->sent < run->total) {
         ssize_t moved = send_some(run, flow);
@@ -88,7 +98,7 @@ static onehop_result push(oh_run *run, oh_flow *flow) {
             flow->sent += (size_t)moved;
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
             break;
-        } else if (errno == ETOOMANYREFS || errno == ENOBUFS) {
+        } else if (errno == ETOOMANYREFS || errno == ENOBUFS || errno == ENOMEM) {
             flow->throttled = true;
             break;
         } else if (errno == EPIPE || errno == ECONNRESET) {
@@ -99,6 +109,17 @@ static onehop_result push(oh_run *run, oh_flow *flow) {
         }
     }
     return ONEHOP_OK;
+}
+
+static onehop_result push(oh_run *run, oh_flow *flow) {
+    const uint32_t bit = 1u << flow->peer;
+    if (flow->sent == run->total) return ONEHOP_OK;
+    pthread_mutex_lock(&run->mesh->send_lock);
+    onehop_result result = push_locked(run, flow);
+    run->mesh->cut &= ~bit;
+    if (flow->sent && flow->sent < run->total) run->mesh->cut |= bit;
+    pthread_mutex_unlock(&run->mesh->send_lock);
+    return result;
 }
 
 /* ---- receiving ------------------------------------------------------------------------------- */
@@ -143,18 +164,28 @@ static ssize_t receive_blob(oh_run *run, oh_flow *flow) {
     return recv(run->mesh->sockets[flow->peer], to, run->what->bytes - done, MSG_DONTWAIT);
 }
 
+/* Both sides word it alike. */
+static onehop_result differ(const oh_run *run, const oh_flow *flow) {
+    const oh_frame *low = &run->out, *high = &flow->in;
+    const int own = run->mesh->rank, peer = flow->peer;
+    if (peer < own) low = &flow->in, high = &run->out;
+    return oh_error(ONEHOP_ERR_DISAGREEMENT,
+                    "rank %d exchanges %llu bytes and %u descriptors, rank %d %llu and %u",
+                    peer < own ? peer : own, (unsigned long long)low->bytes, low->fd_count,
+                    peer < own ? own : peer, (unsigned long long)high->bytes, high->fd_count);
+}
+
 /* The frame's head is complete: does it answer ours? */
 static onehop_result check_head(oh_run *run, oh_flow *flow) {
     const oh_frame *in = &flow->in, *out = &run->out;
-    if (in->magic != OH_FRAME_MAGIC || in->sequence != out->sequence)
+    if (in->magic != OH_FRAME_MAGIC)
+        return oh_error(ONEHOP_ERR_INTERNAL, "rank %d sent something that is not onehop",
+                        flow->peer);
+    if (in->sequence != out->sequence)
         return oh_error(ONEHOP_ERR_INTERNAL, "rank %d is at exchange %llu, this rank %d at %llu",
                         flow->peer, (unsigned long long)in->sequence, run->mesh->rank,
                         (unsigned long long)out->sequence);
-    if (in->bytes != out->bytes || in->fd_count != out->fd_count)
-        return oh_error(ONEHOP_ERR_DISAGREEMENT,
-                        "rank %d exchanges %llu bytes and %u descriptors, rank %d %llu and %u",
-                        flow->peer, (unsigned long long)in->bytes, in->fd_count, run->mesh->rank,
-                        (unsigned long long)out->bytes, out->fd_count);
+    if (in->bytes != out->bytes || in->fd_count != out->fd_count) return differ(run, flow);
     int used = 0;
     for (uint32_t i = 0; i < in->fd_count; i++)
         if (in->fd_mask >> i & 1 && used < flow->fd_count)
@@ -165,11 +196,45 @@ static onehop_result check_head(oh_run *run, oh_flow *flow) {
     return ONEHOP_OK;
 }
 
-/* Names the rank whose end explains that `peer` is gone. */
-static onehop_result lost(const oh_run *run, int peer) {
-    int culprit = oh_mesh_lost_peer(run->mesh);
-    return oh_error(ONEHOP_ERR_PEER_LOST, "rank %d has ended or closed its group",
-                    culprit >= 0 ? culprit : peer);
+/* Names the rank whose end explains that `peer` is gone without a word. In the middle of a frame it
+ * may have had one that could not be sent: then whoever is the cause shows in a moment. */
+static onehop_result lost(oh_run *run, const oh_flow *flow) {
+    const uint64_t until = oh_clock_ns() + (flow->received ? OH_WORD_MS * 1000000ull : 0);
+    bool sure;
+    run->culprit = oh_mesh_culprit(run->mesh, flow->peer, &sure);
+    while (!sure && oh_clock_ns() < until) {
+        oh_sleep_us(1000);
+        run->culprit = oh_mesh_culprit(run->mesh, flow->peer, &sure);
+    }
+    return oh_error(ONEHOP_ERR_PEER_LOST, "rank %d has ended or closed its group", run->culprit);
+}
+
+/* A notice stands where a frame was expected: its beginning is in flow->in. */
+static onehop_result take_notice(oh_run *run, oh_flow *flow) {
+    const uint64_t until = oh_clock_ns() + OH_WORD_MS * 1000000ull;
+    oh_notice notice;
+    size_t fill = flow->received;
+    memcpy(&notice, &flow->in, fill);
+    flow->received = 0;
+    for (;;) { /* it was sent at once, so that this hardly ever turns */
+        oh_read got = oh_mesh_read(run->mesh->sockets[flow->peer], &notice, sizeof notice, &fill);
+        if (got == OH_READ_COMPLETE) break;
+        if (got != OH_READ_PARTIAL || oh_clock_ns() >= until) return lost(run, flow);
+        oh_sleep_us(100);
+    }
+    notice.text[sizeof notice.text - 1] = 0;
+    oh_mesh_note(run->mesh, flow->peer, &notice);
+    if (notice.kind == OH_NOTICE_LOST) return ONEHOP_OK; /* that end shows for itself */
+    if (notice.kind == OH_NOTICE_LEFT) return lost(run, flow);
+    if (notice.kind != OH_NOTICE_FAIL || notice.result >= 0)
+        return oh_error(ONEHOP_ERR_INTERNAL, "rank %d sent a notice of kind %d in an open group",
+                        flow->peer, notice.kind);
+    run->word = notice;
+    return oh_mesh_adopt(&notice);
+}
+
+static onehop_result take_head(oh_run *run, oh_flow *flow) {
+    return flow->in.magic == OH_NOTICE_MAGIC ? take_notice(run, flow) : check_head(run, flow);
 }
 
 static onehop_result pull(oh_run *run, oh_flow *flow, bool peer_ended) {
@@ -179,12 +244,12 @@ static onehop_result pull(oh_run *run, oh_flow *flow, bool peer_ended) {
         if (moved > 0) {
             flow->received += (size_t)moved;
             if (!head || flow->received < sizeof flow->in) continue;
-            onehop_result result = check_head(run, flow);
+            onehop_result result = take_head(run, flow);
             if (result) return result;
         } else if (moved == 0 || errno == ECONNRESET) {
-            return lost(run, flow->peer);
+            return lost(run, flow);
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-            return peer_ended ? lost(run, flow->peer) : ONEHOP_OK;
+            return peer_ended ? lost(run, flow) : ONEHOP_OK;
         } else if (errno != EINTR) {
             return oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "receiving from rank %d failed",
                                   flow->peer);
@@ -254,9 +319,9 @@ static onehop_result run_to_end(oh_run *run) {
         bool late = now >= deadline;
         int wait_ms = oh_wait_poll_ms(late ? 0 : deadline - now);
         if (throttled && wait_ms > 1) wait_ms = 1;
-        int events = poll(polls, (nfds_t)(2 * run->mesh->world_size), wait_ms);
+        int events = oh_mesh_poll(polls, 2 * run->mesh->world_size, wait_ms);
         if (events < 0 && errno != EINTR)
-            return oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "poll failed");
+            return oh_mesh_system_error(errno, run->mesh->world_size, "poll");
         if (events < 0) continue;
         onehop_result result = move(run, polls);
         if (result) return result;
@@ -266,8 +331,38 @@ static onehop_result run_to_end(oh_run *run) {
     return ONEHOP_OK;
 }
 
+/* All peers hear why this rank takes no further part, at once: they may wait for it, and its end
+ * must not be taken for the cause. */
+static void say_last_word(oh_run *run, onehop_result result) {
+    const uint64_t until = oh_clock_ns() + OH_WORD_MS * 1000000ull;
+    oh_notice word = run->word;
+    char said[sizeof word.text];
+    snprintf(said, sizeof said, "%.487s", onehop_last_error());
+    if (!word.kind) {
+        word = (oh_notice){.magic = OH_NOTICE_MAGIC,
+                           .kind = OH_NOTICE_FAIL,
+                           .result = result == ONEHOP_ERR_INTERRUPTED ? ONEHOP_ERR_PEER_FAILED
+                                                                      : result,
+                           .origin = run->mesh->rank,
+                           .culprit = run->culprit};
+        memcpy(word.text, said, sizeof said);
+    }
+    run->mesh->spoken = true;
+    for (int i = 0; i < run->mesh->world_size; i++) {
+        oh_flow *flow = &run->flows[i];
+        if (i == run->mesh->rank || i == word.culprit) continue;
+        while (flow->sent && flow->sent < run->total && !push(run, flow) &&
+               flow->sent < run->total && oh_clock_ns() < until)
+            oh_sleep_us(500);
+        if (flow->sent && flow->sent < run->total) continue;
+        while (!oh_mesh_send_notice(run->mesh, i, &word) && oh_clock_ns() < until) oh_sleep_us(500);
+    }
+    oh_error(result, "%s", said);
+}
+
 onehop_result oh_mesh_exchange(oh_mesh *mesh, const oh_exchange *what) {
-    oh_run run = {.mesh = mesh, .what = what, .total = sizeof(oh_frame) + what->bytes};
+    oh_run run = {
+        .mesh = mesh, .what = what, .total = sizeof(oh_frame) + what->bytes, .culprit = -1};
     run.out = (oh_frame){.magic = OH_FRAME_MAGIC,
                          .sequence = ++mesh->sequence,
                          .bytes = what->bytes,
@@ -283,7 +378,7 @@ onehop_result oh_mesh_exchange(oh_mesh *mesh, const oh_exchange *what) {
     onehop_result result = ONEHOP_OK;
     for (int i = 0; !result && i < mesh->world_size; i++) result = push(&run, &run.flows[i]);
     if (!result) result = run_to_end(&run);
-    if (result == ONEHOP_ERR_INTERRUPTED) oh_mesh_leave(mesh);
+    if (result) say_last_word(&run, result);
     for (int i = 0; i < mesh->world_size; i++)
         while (run.flows[i].fd_count) close(run.flows[i].fds[--run.flows[i].fd_count]);
     return result;

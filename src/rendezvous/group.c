@@ -66,12 +66,14 @@ const oh_group_kind oh_group_mesh = {mesh_allgather, mesh_pass_fds, mesh_lost_pe
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
-static onehop_result open_by_name(onehop_group *group, const oh_group_plan *plan) {
+static onehop_result open_by_name(onehop_group *group, const oh_group_plan *plan,
+                                  onehop_result mine) {
     const oh_mesh_plan mesh_plan = {.rank = plan->rank,
                                     .world_size = plan->world_size,
                                     .name = plan->name,
                                     .label = plan->label,
                                     .timeout_ms = plan->timeout_ms};
+    if (mine) return oh_mesh_refuse(&mesh_plan, mine);
     onehop_result result = oh_mesh_open(&mesh_plan, &group->mesh);
     if (result) return result;
     group->kind = &oh_group_mesh;
@@ -82,7 +84,9 @@ static onehop_result open_by_name(onehop_group *group, const oh_group_plan *plan
     return ONEHOP_OK;
 }
 
-static onehop_result open_planned(onehop_group *group, const oh_group_plan *plan) {
+/* A rank that knows its place and fails by itself (`mine`) tells the others. */
+static onehop_result open_planned(onehop_group *group, const oh_group_plan *plan,
+                                  onehop_result mine) {
     group->rank = plan->rank;
     group->world_size = plan->world_size;
     group->timeout_ms = plan->timeout_ms;
@@ -91,24 +95,24 @@ static onehop_result open_planned(onehop_group *group, const oh_group_plan *plan
     group->user_pass_fd = plan->pass_fd;
     group->user = plan->user;
     if (plan->world_size == 1) {
+        if (mine) return mine;
         group->kind = &kind_alone;
         group->can_pass_fds = group->same_process[0] = true;
         return ONEHOP_OK;
     }
-    return plan->allgather ? oh_group_open_callback(group, plan) : open_by_name(group, plan);
+    return plan->allgather ? oh_group_open_callback(group, mine) : open_by_name(group, plan, mine);
 }
 
 onehop_result onehop_group_open(const onehop_group_config *config, onehop_group **group_out) {
     oh_group_plan plan;
     int saved = errno;
-    onehop_result result = oh_log_check();
+    if (!group_out) return oh_error(ONEHOP_ERR_NULL, "onehop_group_open: group_out is NULL");
+    onehop_result result = oh_group_plan_make(config, &plan);
     if (result) return result;
-    if (!group_out) return oh_error(ONEHOP_ERR_NULL, "group_out is NULL");
-    result = oh_group_plan_make(config, &plan);
-    if (result) return result;
-    onehop_group *group = calloc(1, sizeof *group);
-    if (!group) return oh_error(ONEHOP_ERR_MEMORY, "no memory for a group");
-    result = open_planned(group, &plan);
+    onehop_result mine = oh_log_check();
+    onehop_group *group = calloc(1, sizeof *group), spare = {0};
+    if (!group) mine = oh_error(ONEHOP_ERR_MEMORY, "onehop_group_open: no memory for a group");
+    result = open_planned(group ? group : &spare, &plan, mine);
     if (result) {
         free(group);
         return result;
@@ -137,7 +141,7 @@ int onehop_group_size(const onehop_group *group) {
 /* ---- exchanges ------------------------------------------------------------------------------- */
 
 static onehop_result check_usable(const onehop_group *group) {
-    if (!group) return oh_error(ONEHOP_ERR_NULL, "group is NULL");
+    if (!group) return oh_error(ONEHOP_ERR_NULL, "exchange: group is NULL");
     if (group->broken) return oh_error(group->broken, "%s", group->broken_text);
     if (group->owner != getpid())
         return oh_error(ONEHOP_ERR_STATE,
@@ -180,10 +184,13 @@ static void close_all(int *fds, int count) {
 /* A bad descriptor must not leave the peers waiting: this rank then gives none and fails with all.
  */
 static onehop_result check_fds(const int *fds, int count) {
-    for (int i = 0; i < count; i++)
-        if (fds[i] < -1 || (fds[i] >= 0 && fcntl(fds[i], F_GETFD) < 0))
-            return oh_error(ONEHOP_ERR_ARGUMENT, "%d, number %d of %d, is no open descriptor",
-                            fds[i], i, count);
+    for (int i = 0; i < count; i++) {
+        if (fds[i] == -1 || (fds[i] >= 0 && fcntl(fds[i], F_GETFD) >= 0)) continue;
+        if (fds[i] >= 0 && errno != EBADF)
+            return oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "cannot look at descriptor %d", fds[i]);
+        return oh_error(ONEHOP_ERR_ARGUMENT, "%d, number %d of %d, is no open descriptor", fds[i],
+                        i, count);
+    }
     return ONEHOP_OK;
 }
 
@@ -194,7 +201,9 @@ onehop_result oh_rendezvous_pass_fds(onehop_group *group, const int *fds, int co
     if (result) return result;
     if (count < 1 || count > OH_MAX_FDS)
         return oh_error(ONEHOP_ERR_ARGUMENT, "%d descriptors: expected 1 to %d", count, OH_MAX_FDS);
-    if (!fds || !fds_out) return oh_error(ONEHOP_ERR_NULL, "fds or fds_out is NULL");
+    if (!fds || !fds_out)
+        return oh_error(ONEHOP_ERR_NULL, "passing descriptors: %s is NULL",
+                        fds ? "fds_out" : "fds");
     if (!group->can_pass_fds)
         return oh_error(ONEHOP_ERR_UNSUPPORTED,
                         "the ranks of this group share no network namespace "
@@ -217,6 +226,13 @@ int oh_rendezvous_lost_peer(onehop_group *group) {
     int lost = group->kind->lost_peer(group);
     errno = saved;
     return lost;
+}
+
+void oh_rendezvous_hint_lost(onehop_group *group, int culprit) {
+    int saved = errno;
+    if (group->kind == &oh_group_mesh && group->owner == getpid())
+        oh_mesh_hint(&group->mesh, culprit);
+    errno = saved;
 }
 
 bool oh_rendezvous_same_process(const onehop_group *group, int rank) {
@@ -247,7 +263,9 @@ onehop_result onehop_group_barrier(onehop_group *group) {
 onehop_result onehop_group_shrink(onehop_group *group, const int *lost, int count,
                                   onehop_group **group_out) {
     (void)lost, (void)count;
-    if (!group || !group_out) return oh_error(ONEHOP_ERR_NULL, "group or group_out is NULL");
+    if (!group || !group_out)
+        return oh_error(ONEHOP_ERR_NULL, "onehop_group_shrink: %s is NULL",
+                        group ? "group_out" : "group");
     return oh_error(
         ONEHOP_ERR_UNSUPPORTED,
         "this version cannot shrink a group: close it and open a new one, under another "

@@ -57,7 +57,8 @@ onehop_result oh_group_plan_make(const onehop_group_config *config, oh_group_pla
 onehop_result oh_group_timeout(uint32_t given, uint32_t *timeout_out);
 
 /* Opens through the caller's all-gather; group has rank, size and the three user members. */
-onehop_result oh_group_open_callback(onehop_group *group, const oh_group_plan *plan);
+/* `mine`: a failure of this rank's, which then is all ranks'. */
+onehop_result oh_group_open_callback(onehop_group *group, onehop_result mine);
 
 /* Writes "rank 3" or "ranks 1, 3" for the bits set in `ranks`. */
 void oh_list_ranks(uint32_t ranks, char *text, size_t size);

@@ -32,7 +32,7 @@ typedef struct oh_local {
     uint32_t present;        /* ranks that wait for the round to open, bit per rank */
     int copying;             /* ranks that have not finished the open round */
     uint64_t opened, closed; /* rounds */
-    atomic_uint left;        /* ranks that closed, bit per rank; read without the mutex */
+    atomic_int first_left;   /* rank that closed first, -1; read without the mutex */
     onehop_result broken;
     char broken_text[512];
     oh_seat seats[ONEHOP_MAX_RANKS];
@@ -58,12 +58,13 @@ static void wait_for_opening(oh_local *local, int rank, uint64_t mine, uint32_t 
     char what[64];
     snprintf(what, sizeof what, "rank %d of a local group, in an exchange", rank);
     while (local->opened < mine && !local->broken) {
-        const unsigned left = atomic_load_explicit(&local->left, memory_order_relaxed);
+        const int left =
+            atomic_load_explicit(&local->first_left, memory_order_relaxed); /* mutex orders */
         const uint64_t now = oh_clock_ns();
         deadline += oh_wait_pause_ns(&looked, now);
-        if (left) /* the mutex orders it */
-            break_table(local, oh_error(ONEHOP_ERR_PEER_LOST, "rank %d of a local group closed it",
-                                        __builtin_ctz(left)));
+        if (left >= 0)
+            break_table(local,
+                        oh_error(ONEHOP_ERR_PEER_LOST, "rank %d of a local group closed it", left));
         else if (now >= deadline)
             break_for_missing(local, timeout_ms);
         else
@@ -166,8 +167,7 @@ static onehop_result local_pass_fds(onehop_group *group, const int *fds, int cou
 
 static int local_lost_peer(onehop_group *group) {
     /* Relaxed: the answer is a hint, nothing is read on the strength of it. */
-    unsigned left = atomic_load_explicit(&group->local->left, memory_order_relaxed);
-    return left ? __builtin_ctz(left) : -1;
+    return atomic_load_explicit(&group->local->first_left, memory_order_relaxed);
 }
 
 static void local_release(oh_local *local) {
@@ -180,7 +180,8 @@ static void local_close(onehop_group *group, bool owner) {
     oh_local *local = group->local;
     if (!owner) return; /* a forked child: the mutex may be held by a thread that is not here */
     pthread_mutex_lock(&local->mutex);
-    atomic_fetch_or_explicit(&local->left, 1u << group->rank, memory_order_relaxed);
+    if (atomic_load_explicit(&local->first_left, memory_order_relaxed) < 0)
+        atomic_store_explicit(&local->first_left, group->rank, memory_order_relaxed);
     bool last = --local->handles == 0;
     pthread_cond_broadcast(&local->changed);
     pthread_mutex_unlock(&local->mutex);
@@ -195,7 +196,7 @@ static onehop_result local_create(int world_size, oh_local **local_out) {
     if (!local) return oh_error(ONEHOP_ERR_MEMORY, "no memory for a local group");
     pthread_mutex_init(&local->mutex, NULL);
     oh_wait_condition_init(&local->changed);
-    atomic_init(&local->left, 0);
+    atomic_init(&local->first_left, -1);
     local->world_size = world_size;
     *local_out = local;
     return ONEHOP_OK;
@@ -222,7 +223,8 @@ onehop_result onehop_group_open_local(int world_size, onehop_group **groups_out)
     oh_local *local = NULL;
     onehop_result result = oh_log_check();
     if (result) return result;
-    if (!groups_out) return oh_error(ONEHOP_ERR_NULL, "groups_out is NULL");
+    if (!groups_out)
+        return oh_error(ONEHOP_ERR_NULL, "onehop_group_open_local: groups_out is NULL");
     if (world_size < 1 || world_size > ONEHOP_MAX_RANKS)
         return oh_error(ONEHOP_ERR_WORLD_SIZE, "world size is %d: expected 1 to %d", world_size,
                         ONEHOP_MAX_RANKS);

@@ -9,21 +9,54 @@
  * So when an open returns success anywhere, nowhere a listener of that name is left, and the name
  * can be used again at once. And since one rank decides, success or failure is the same on all
  * ranks, also when deadlines expire at that moment; only the death of rank 0 between two COMMITs
- * can split it. A rank that fails before it is ready tells rank 0 (FAIL with a sentence) and waits
- * a second for its verdict, so that all report one cause. One that is ready sends nothing more: a
- * COMMIT may be on its way, and the next thing in the stream must then be a frame.
+ * can split it, and then the ranks that have opened hear of it in their first exchange.
  *
- * After that the sockets carry frames (exchange.c) and show the end of a peer (liveness.c). */
+ * A failure travels as a notice FAIL with its sentence (mesh_fail.c). Who fails, or hears of a
+ * failure, tells every rank that it can reach, once, before it closes anything. So one sentence
+ * reaches all, and the end of a rank that leaves because of another is never taken for the cause.
+ *
+ * After that the sockets carry frames (exchange.c) and show the end of a peer (liveness.c). A
+ * notice may stand between two frames: FAIL is the last word of a rank whose exchange failed, LOST
+ * a hint that a rank is gone, LEFT takes leave. Who goes without a word was killed. */
 #ifndef OH_MESH_H
 #define OH_MESH_H
 
 #include "rendezvous/identity.h"
 
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <sys/types.h>
+
+#define OH_NOTICE_MAGIC 0x656369746f4e6e6full
+
+typedef enum oh_notice_kind {
+    OH_NOTICE_READY = 1,  /* to rank 0: all my peers are known, my listener is closed */
+    OH_NOTICE_COMMIT = 2, /* from rank 0: the group exists */
+    OH_NOTICE_FAIL = 3,   /* result and sentence; from rank 0, while opening, it is the verdict */
+    OH_NOTICE_LOST = 4,   /* the culprit has ended or left; what follows from that is not decided */
+    OH_NOTICE_LEFT = 5,   /* I close my group */
+} oh_notice_kind;
+
+typedef struct oh_notice {
+    uint64_t magic;
+    int32_t kind;
+    int32_t result;
+    int32_t origin;  /* rank that decided the failure */
+    int32_t culprit; /* rank whose end is the cause, -1 if it is none's */
+    char text[488];
+} oh_notice;
+
+_Static_assert(sizeof(oh_notice) == 512, "a notice has a fixed size");
 
 typedef struct oh_mesh {
     int rank, world_size;
     uint64_t sequence;                    /* exchanges so far */
+    pthread_mutex_t send_lock;            /* over `cut` and all sends: hints come from any thread */
+    uint32_t cut;                         /* peers who have a part of a frame, bit per rank */
+    atomic_bool spoken;                   /* FAIL or LOST was said: no LEFT must hide it */
+    atomic_uint named;                    /* ranks whose end is the cause, as peers have said */
+    atomic_uint left;                     /* ranks that took leave */
     int sockets[ONEHOP_MAX_RANKS];        /* -1 for own */
     int pidfds[ONEHOP_MAX_RANKS];         /* -1 where the kernel or a sandbox refuses them */
     oh_id128 processes[ONEHOP_MAX_RANKS]; /* oh_process_id of each rank */
@@ -38,8 +71,9 @@ typedef struct oh_mesh_plan {
 
 onehop_result oh_mesh_open(const oh_mesh_plan *plan, oh_mesh *mesh_out);
 
-/* Tells all peers that this rank will send nothing more; what was sent still arrives. */
-void oh_mesh_leave(oh_mesh *mesh);
+/* For a rank that cannot even begin to open: tells the others its error text, so that they do not
+ * wait for it. Takes half a second where others have not come. Returns `result`. */
+onehop_result oh_mesh_refuse(const oh_mesh_plan *plan, onehop_result result);
 
 /* `owner` false (a forked child): closes the descriptors but does not end the connections. */
 void oh_mesh_close(oh_mesh *mesh, bool owner);
@@ -61,7 +95,34 @@ typedef struct oh_exchange {
 onehop_result oh_mesh_exchange(oh_mesh *mesh, const oh_exchange *exchange);
 
 /* See oh_rendezvous_lost_peer. */
-int oh_mesh_lost_peer(const oh_mesh *mesh);
+int oh_mesh_lost_peer(oh_mesh *mesh);
+
+/* Whose end explains that `peer` sends no more. Not sure: a better answer may show in a moment. */
+int oh_mesh_culprit(oh_mesh *mesh, int peer, bool *sure_out);
+
+/* Remembers whom a peer's word names, or that it took leave. */
+void oh_mesh_note(oh_mesh *mesh, int rank, const oh_notice *word);
+
+/* False: the socket is full, try again. Not between the parts of a frame. */
+bool oh_mesh_send_notice(oh_mesh *mesh, int rank, const oh_notice *notice);
+
+/* Tells all peers that `culprit` is gone, if it is, so that none takes this rank's end for the
+ * cause. Any thread, beside any call but close. */
+void oh_mesh_hint(oh_mesh *mesh, int culprit);
+
+/* The notice that ends what lies unread in a socket; consumes nothing. False if there is none. */
+bool oh_mesh_last_words(int fd, oh_notice *notice_out);
+
+/* Reports a peer's FAIL as this rank's error. */
+onehop_result oh_mesh_adopt(const oh_notice *notice);
+
+/* poll() of the entries whose descriptor is not -1. The kernel refuses longer lists than the limit
+ * of open files, used or not. At most OH_MOST_POLLS. */
+#define OH_MOST_POLLS 128
+int oh_mesh_poll(struct pollfd *polls, int count, int timeout_ms);
+
+/* "cannot do `what`: reason", with the need of descriptors and the limit if that is the reason. */
+onehop_result oh_mesh_system_error(int errno_value, int world_size, const char *what);
 
 /* A descriptor that becomes readable when the process at the other end of `socket` ends, or -1. */
 int oh_pidfd_of_peer(int socket);

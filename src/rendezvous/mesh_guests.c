@@ -43,14 +43,14 @@ static void welcome(oh_opening *opening, int fd) {
 
 void oh_guests_accept(oh_opening *opening) {
     /* Bounded, so that a flood of connections cannot keep us from the deadline. */
-    for (int i = 0; i < OH_GUESTS && opening->state == OH_GATHERING; i++) {
+    for (int i = 0; i < OH_GUESTS && opening->state != OH_READY; i++) {
         int fd = accept4(opening->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0) {
             welcome(opening, fd);
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-            onehop_result result =
-                oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "cannot accept a connection");
-            oh_opening_fail(opening, opening->plan->rank, result, onehop_last_error());
+            oh_opening_fail_here(opening, oh_mesh_system_error(errno, opening->plan->world_size,
+                                                               "accept a connection"));
+            return;
         } else if (errno != EINTR && errno != ECONNABORTED) {
             return;
         }
@@ -69,6 +69,16 @@ static void refuse_duplicate(oh_opening *opening, oh_guest *guest) {
     oh_mesh_write(guest->fd, &opening->hello, sizeof opening->hello);
 }
 
+/* Of a rank that is already there this is its next attempt, come before the end of the last one was
+ * seen; it will try again. A lower rank, to which we connect ourselves, comes only to tell of a
+ * failure. */
+static bool expected(const oh_opening *opening, const oh_hello *hello) {
+    if (hello->rank < 0 || hello->rank >= ONEHOP_MAX_RANKS) return false;
+    oh_link_state state = opening->links[hello->rank].state;
+    if (hello->rank > opening->plan->rank) return state == OH_LINK_ABSENT;
+    return hello->rank < opening->plan->rank && hello->leaving && state != OH_LINK_MEMBER;
+}
+
 void oh_guest_serve(oh_opening *opening, oh_guest *guest) {
     const oh_hello *hello = &guest->hello;
     oh_read got = oh_mesh_read(guest->fd, &guest->hello, sizeof guest->hello, &guest->fill);
@@ -76,19 +86,27 @@ void oh_guest_serve(oh_opening *opening, oh_guest *guest) {
     int own = opening->plan->rank, rank = hello->rank;
     bool valid = got == OH_READ_COMPLETE && oh_mesh_valid_hello(opening, hello);
     if (valid && rank == own) refuse_duplicate(opening, guest);
-    /* Of a rank that is already there this is its next attempt, come before the end of the last one
-     * was seen; it will try again. */
-    if (!valid || rank <= own || rank >= ONEHOP_MAX_RANKS ||
-        opening->links[rank].state != OH_LINK_ABSENT) {
+    if (!valid || !expected(opening, hello)) {
         dismiss(guest);
         return;
     }
     int fd = guest->fd;
     guest->fd = -1;
-    if (oh_mesh_write(fd, &opening->hello, sizeof opening->hello))
+    /* One that has gone after its hello: what it said, or that it said nothing, shows when it is
+     * read. */
+    if (oh_mesh_write(fd, &opening->hello, sizeof opening->hello) || errno == EPIPE ||
+        errno == ECONNRESET) {
         oh_link_join(opening, rank, fd, hello);
-    else
-        close(fd);
+        return;
+    }
+    oh_opening_fail_here(opening,
+                         oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "cannot send to rank %d", rank));
+    close(fd);
+}
+
+void oh_guests_serve(oh_opening *opening) {
+    for (int i = 0; i < OH_GUESTS; i++)
+        if (opening->guests[i].fd >= 0) oh_guest_serve(opening, &opening->guests[i]);
 }
 
 void oh_guests_close(oh_opening *opening) {

@@ -27,8 +27,8 @@ void oh_link_connect(oh_opening *opening, int rank) {
     long user = -1, pid = 0;
     link->fd = oh_mesh_socket();
     if (link->fd < 0) {
-        onehop_result result = oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "cannot make a socket");
-        oh_opening_fail(opening, opening->plan->rank, result, onehop_last_error());
+        oh_opening_fail_here(
+            opening, oh_mesh_system_error(errno, opening->plan->world_size, "make a socket"));
         return;
     }
     /* Refused: nobody listens yet. EAGAIN: its queue is full. */
@@ -41,7 +41,27 @@ void oh_link_connect(oh_opening *opening, int rank) {
         retry_later(link);
     } else {
         link->state = OH_LINK_GREETING;
+        if (link->pidfd >= 0) close(link->pidfd);
+        link->pidfd = oh_pidfd_of_peer(link->fd);
     }
+}
+
+/* The process that listened for a lower rank has ended before it answered. If it had a reason it
+ * has knocked here with it. Unless another has taken its place by now, nobody will answer: the
+ * others may never have met it, so this is ours to say. */
+static void listener_ended(oh_opening *opening, int rank) {
+    oh_link *link = &opening->links[rank];
+    oh_guests_accept(opening);
+    oh_guests_serve(opening);
+    if (link->state == OH_LINK_MEMBER) {
+        oh_link_serve(opening, rank, true);
+        return;
+    }
+    if (link->state == OH_LINK_GREETING) retry_later(link);
+    if (link->pidfd >= 0) close(link->pidfd);
+    link->pidfd = -1;
+    oh_link_connect(opening, rank);
+    if (link->state == OH_LINK_ABSENT) oh_opening_fail_for_end(opening, rank);
 }
 
 /* Both sides find the same difference and word it alike. */
@@ -62,6 +82,9 @@ static void fail_for_difference(oh_opening *opening, const oh_hello *other) {
 void oh_link_join(oh_opening *opening, int rank, int fd, const oh_hello *hello) {
     const oh_hello *own = &opening->hello;
     oh_link *link = &opening->links[rank];
+    if (link->fd >= 0 && link->fd != fd) close(link->fd);
+    if (link->pidfd >= 0) close(link->pidfd); /* of who listened; now it is known who answers */
+    link->pidfd = -1;
     link->fd = fd;
     link->fill = 0;
     link->state = OH_LINK_MEMBER; /* also of one that disagrees: it is told like the others */
@@ -73,18 +96,29 @@ void oh_link_join(oh_opening *opening, int rank, int fd, const oh_hello *hello) 
         link->pidfd = oh_pidfd_of_peer(fd);
 }
 
-static void take_notice(oh_opening *opening, int rank, const oh_notice *notice) {
+/* Rank 0's word replaces a cause that was found here. */
+static void take_failure(oh_opening *opening, int rank, const oh_notice *notice) {
     char text[sizeof notice->text];
     memcpy(text, notice->text, sizeof text);
     text[sizeof text - 1] = 0;
+    if (opening->state == OH_FAILED && (rank > 0 || opening->verdict)) return;
+    opening->state = OH_GATHERING;
+    oh_opening_fail(opening, notice->origin, (onehop_result)notice->result, text);
+    opening->verdict = rank == 0;
+    opening->culprit = notice->culprit;
+}
+
+static void take_notice(oh_opening *opening, int rank, const oh_notice *notice) {
+    char text[sizeof notice->text];
     if (notice->magic == OH_NOTICE_MAGIC && notice->kind == OH_NOTICE_READY) {
         opening->links[rank].ready = true;
     } else if (notice->magic == OH_NOTICE_MAGIC && notice->kind == OH_NOTICE_COMMIT && rank == 0) {
         opening->state = OH_COMMITTED;
     } else if (notice->magic == OH_NOTICE_MAGIC && notice->kind == OH_NOTICE_FAIL &&
                notice->result < 0) {
-        opening->verdict = rank == 0;
-        oh_opening_fail(opening, notice->origin, (onehop_result)notice->result, text);
+        take_failure(opening, rank, notice);
+    } else if (notice->magic == OH_NOTICE_MAGIC && notice->kind == OH_NOTICE_LOST) {
+        oh_opening_fail_for_end(opening, notice->culprit);
     } else {
         snprintf(text, sizeof text, "rank %d sent something that is not onehop", rank);
         oh_opening_fail(opening, opening->plan->rank, ONEHOP_ERR_INTERNAL, text);
@@ -96,7 +130,7 @@ static void serve_greeting(oh_opening *opening, int rank, oh_link *link) {
     oh_read got = oh_mesh_read(link->fd, hello, sizeof *hello, &link->fill);
     if (got == OH_READ_PARTIAL) return;
     /* An end before the answer is the end of an earlier group of this name: try again. */
-    if (got == OH_READ_ENDED || !oh_mesh_valid_hello(opening, hello) || hello->rank != rank)
+    if (got != OH_READ_COMPLETE || !oh_mesh_valid_hello(opening, hello) || hello->rank != rank)
         retry_later(link);
     else
         oh_link_join(opening, rank, link->fd, hello);
@@ -104,9 +138,9 @@ static void serve_greeting(oh_opening *opening, int rank, oh_link *link) {
 
 oh_read oh_link_serve(oh_opening *opening, int rank, bool peer_ended) {
     oh_link *link = &opening->links[rank];
-    if (link->state == OH_LINK_ABSENT) return OH_READ_PARTIAL;
-    if (link->state == OH_LINK_GREETING) {
-        serve_greeting(opening, rank, link);
+    if (link->state != OH_LINK_MEMBER) {
+        if (link->state == OH_LINK_GREETING) serve_greeting(opening, rank, link);
+        if (peer_ended && link->state != OH_LINK_MEMBER) listener_ended(opening, rank);
         return OH_READ_PARTIAL;
     }
     oh_notice *notice = &link->inbox.notice;
@@ -114,22 +148,40 @@ oh_read oh_link_serve(oh_opening *opening, int rank, bool peer_ended) {
     if (got == OH_READ_COMPLETE) {
         link->fill = 0;
         take_notice(opening, rank, notice);
+    } else if (got == OH_READ_FAILED) {
+        oh_opening_fail_here(
+            opening, oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "cannot receive from rank %d", rank));
     } else if (got == OH_READ_ENDED || peer_ended) {
-        char text[sizeof opening->text];
-        snprintf(text, sizeof text, "rank %d ended or left while the group was being opened", rank);
-        oh_opening_fail(opening, opening->plan->rank, ONEHOP_ERR_PEER_FAILED, text);
+        oh_opening_fail_for_end(opening, rank);
     }
     return got;
 }
 
-void oh_link_notify(oh_opening *opening, int rank, oh_notice_kind kind) {
-    oh_notice notice = {.magic = OH_NOTICE_MAGIC, .kind = kind};
-    if (opening->links[rank].state != OH_LINK_MEMBER) return;
+static bool send_notice(oh_opening *opening, int rank, const oh_notice *notice) {
+    if (opening->links[rank].state != OH_LINK_MEMBER) return true;
+    if (oh_mesh_write(opening->links[rank].fd, notice, sizeof *notice)) return true;
+    if (errno == EPIPE || errno == ECONNRESET) return true; /* shows when it is read from */
+    oh_opening_fail_here(opening,
+                         oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "cannot send to rank %d", rank));
+    return false;
+}
+
+bool oh_link_notify(oh_opening *opening, int rank, oh_notice_kind kind) {
+    oh_notice notice = {.magic = OH_NOTICE_MAGIC, .kind = kind, .culprit = -1};
     if (kind == OH_NOTICE_FAIL) {
         notice.result = opening->result;
         notice.origin = opening->origin;
+        notice.culprit = opening->culprit;
         memcpy(notice.text, opening->text, sizeof notice.text);
     }
-    /* A peer that is gone shows when it is read from. */
-    oh_mesh_write(opening->links[rank].fd, &notice, sizeof notice);
+    return send_notice(opening, rank, &notice);
+}
+
+void oh_link_report(oh_opening *opening, int rank) {
+    oh_notice hint = {.magic = OH_NOTICE_MAGIC, .kind = OH_NOTICE_LOST, .culprit = rank}, last;
+    /* A rank that left with a word has told it to rank 0 as well, unless they had not met. */
+    if (oh_mesh_last_words(opening->links[rank].fd, &last) && last.kind == OH_NOTICE_FAIL)
+        hint = last;
+    opening->links[rank].told = true;
+    send_notice(opening, 0, &hint);
 }

@@ -46,15 +46,31 @@ oh_read oh_mesh_read(int fd, void *buffer, size_t size, size_t *fill) {
             *fill += (size_t)got;
         else if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return OH_READ_PARTIAL;
-        else if (got == 0 || errno != EINTR)
+        else if (got == 0 || errno == ECONNRESET)
             return OH_READ_ENDED;
+        else if (errno != EINTR)
+            return OH_READ_FAILED;
     }
     return OH_READ_COMPLETE;
 }
 
 bool oh_mesh_write(int fd, const void *bytes, size_t size) {
-    /* The few hundred bytes of an opening always fit into an empty socket. */
-    return send(fd, bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)size;
+    /* The few hundred bytes of an opening fit into an empty socket; but the kernel may be short of
+     * memory for a moment. */
+    const uint64_t patience = oh_clock_ns() + 1000000000u;
+    for (size_t done = 0; done < size;) {
+        ssize_t sent =
+            send(fd, (const char *)bytes + done, size - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+        bool passes = errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ||
+                      errno == ENOBUFS || errno == ENOMEM;
+        if (sent >= 0)
+            done += (size_t)sent;
+        else if (!passes || oh_clock_ns() >= patience)
+            return false;
+        else if (errno != EINTR)
+            oh_sleep_us(500);
+    }
+    return true;
 }
 
 bool oh_mesh_valid_hello(const oh_opening *opening, const oh_hello *hello) {
@@ -130,7 +146,7 @@ static onehop_result bind_name(const oh_opening *opening, int fd) {
 
 onehop_result oh_mesh_listen(oh_opening *opening) {
     int fd = oh_mesh_socket();
-    if (fd < 0) return oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "cannot make a socket");
+    if (fd < 0) return oh_mesh_system_error(errno, opening->plan->world_size, "make a socket");
     onehop_result result = bind_name(opening, fd);
     if (!result && listen(fd, 128))
         result = oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "cannot listen on the socket of rank %d",

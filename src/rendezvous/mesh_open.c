@@ -1,4 +1,4 @@
-/* Opening a mesh: the loop, the decision, the way out. The protocol is in mesh.h. */
+/* Opening a mesh: the loop and the decision. The protocol is in mesh.h. */
 #include "rendezvous/opening.h"
 
 #include "base/wait.h"
@@ -9,15 +9,17 @@
 #include <string.h>
 #include <unistd.h>
 
-#define OH_VERDICT_MS 1000 /* how long past its own end a rank waits for rank 0's word */
+#define OH_DECISION_MS 1000 /* how long past its own end a rank waits for rank 0's word */
 
-/* The first cause is kept, except that rank 0's verdict replaces an own one. */
-void oh_opening_fail(oh_opening *opening, int origin, onehop_result result, const char *text) {
-    if (opening->state == OH_FAILED && !opening->verdict) return;
-    opening->state = OH_FAILED;
-    opening->result = result;
-    opening->origin = origin;
-    snprintf(opening->text, sizeof opening->text, "%.491s", text);
+void oh_mesh_greet(const oh_mesh_plan *plan, oh_hello *hello_out) {
+    *hello_out = (oh_hello){.magic = OH_HELLO_MAGIC,
+                            .major = ONEHOP_VERSION_MAJOR,
+                            .minor = ONEHOP_VERSION_MINOR,
+                            .rank = plan->rank,
+                            .world_size = plan->world_size,
+                            .name = plan->name,
+                            .boot = oh_identity_boot(),
+                            .netns = oh_identity_netns()};
 }
 
 static onehop_result begin(oh_opening *opening, const oh_mesh_plan *plan) {
@@ -27,14 +29,7 @@ static onehop_result begin(oh_opening *opening, const oh_mesh_plan *plan) {
     opening->foreign_user = -1;
     oh_guests_init(opening);
     for (int i = 0; i < ONEHOP_MAX_RANKS; i++) opening->links[i].fd = opening->links[i].pidfd = -1;
-    opening->hello = (oh_hello){.magic = OH_HELLO_MAGIC,
-                                .major = ONEHOP_VERSION_MAJOR,
-                                .minor = ONEHOP_VERSION_MINOR,
-                                .rank = plan->rank,
-                                .world_size = plan->world_size,
-                                .name = plan->name,
-                                .boot = oh_identity_boot(),
-                                .netns = oh_identity_netns()};
+    oh_mesh_greet(plan, &opening->hello);
     onehop_result result = oh_process_id(&opening->hello.process);
     return result ? result : oh_mesh_listen(opening);
 }
@@ -45,7 +40,7 @@ static onehop_result begin(oh_opening *opening, const oh_mesh_plan *plan) {
  * which has a deadline of its own, and gives up only if rank 0 is silent long after. */
 static uint64_t end_ns(const oh_opening *opening) {
     bool waits = opening->state == OH_READY && opening->plan->rank > 0;
-    return opening->deadline_ns + (waits ? OH_VERDICT_MS * 1000000ull : 0);
+    return opening->deadline_ns + (waits ? OH_DECISION_MS * 1000000ull : 0);
 }
 
 /* Lower ranks are connected to when their time has come; returns when the next is due. */
@@ -60,8 +55,9 @@ static uint64_t connect_due(oh_opening *opening) {
     return next;
 }
 
-/* A rank that is ready hears only rank 0: a peer may already have had its COMMIT, and what it sends
- * or that it leaves again concerns the open group. */
+/* A rank that is ready reads only what rank 0 sends: a peer may already have had its COMMIT, and
+ * then its frames, or that it leaves again, concern the open group. That a peer has ended is for
+ * rank 0 to judge; it is told, for it may not know the peer yet. */
 static bool heard(const oh_opening *opening, int rank) {
     return opening->state == OH_GATHERING || opening->plan->rank == 0 || rank == 0;
 }
@@ -77,9 +73,10 @@ enum {
 static void prepare_polls(const oh_opening *opening, struct pollfd *polls) {
     for (int i = 0; i < POLLS; i++) polls[i] = (struct pollfd){.fd = -1, .events = POLLIN};
     for (int i = 0; i < opening->plan->world_size; i++) {
-        if (!heard(opening, i)) continue;
+        if (opening->links[i].told) continue;
         polls[i].fd = opening->links[i].fd;
         polls[AT_PIDFDS + i].fd = opening->links[i].pidfd;
+        if (!heard(opening, i)) polls[i].events = POLLRDHUP;
     }
     polls[AT_LISTENER].fd = opening->listener;
     for (int i = 0; i < OH_GUESTS; i++) polls[AT_GUESTS + i].fd = opening->guests[i].fd;
@@ -88,8 +85,12 @@ static void prepare_polls(const oh_opening *opening, struct pollfd *polls) {
 /* Peers before newcomers: a rank that comes again has ended its last attempt first. */
 static void serve(oh_opening *opening, const struct pollfd *polls) {
     for (int i = 0; i < opening->plan->world_size && opening->state < OH_COMMITTED; i++) {
-        if (polls[i].revents) oh_link_serve(opening, i, false);
-        if (polls[AT_PIDFDS + i].revents && opening->state < OH_COMMITTED)
+        short here = polls[i].revents, ended = polls[AT_PIDFDS + i].revents;
+        if (!heard(opening, i) && (here || ended))
+            oh_link_report(opening, i);
+        else if (here)
+            oh_link_serve(opening, i, false);
+        if (ended && heard(opening, i) && opening->state < OH_COMMITTED)
             oh_link_serve(opening, i, true);
     }
     for (int i = 0; i < OH_GUESTS && opening->state == OH_GATHERING; i++)
@@ -101,13 +102,12 @@ static void wait_and_serve(oh_opening *opening, uint64_t until_ns) {
     struct pollfd polls[POLLS];
     uint64_t now = oh_clock_ns();
     prepare_polls(opening, polls);
-    int events = poll(polls, POLLS, oh_wait_poll_ms(until_ns > now ? until_ns - now : 0));
-    if (events > 0) {
+    int events = oh_mesh_poll(polls, POLLS, oh_wait_poll_ms(until_ns > now ? until_ns - now : 0));
+    if (events > 0)
         serve(opening, polls);
-    } else if (events < 0 && errno != EINTR) {
-        onehop_result result = oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "poll failed");
-        oh_opening_fail(opening, opening->plan->rank, result, onehop_last_error());
-    }
+    else if (events < 0 && errno != EINTR)
+        oh_opening_fail_here(opening,
+                             oh_mesh_system_error(errno, opening->plan->world_size, "poll"));
 }
 
 /* ---- the decision ---------------------------------------------------------------------------- */
@@ -122,7 +122,9 @@ static void commit_if_all_ready(oh_opening *opening) {
     int world_size = opening->plan->world_size;
     for (int i = 1; i < world_size; i++)
         if (!opening->links[i].ready) return;
-    for (int i = 1; i < world_size; i++) oh_link_notify(opening, i, OH_NOTICE_COMMIT);
+    /* One that has ended since is lost to the open group. One that cannot be told ends it. */
+    for (int i = 1; i < world_size; i++)
+        if (!oh_link_notify(opening, i, OH_NOTICE_COMMIT)) return;
     opening->state = OH_COMMITTED;
 }
 
@@ -130,6 +132,7 @@ static void advance(oh_opening *opening) {
     if (opening->state == OH_GATHERING && all_known(opening)) {
         /* Whoever knocks for our rank at this moment still gets its answer. */
         oh_guests_accept(opening);
+        if (opening->state == OH_FAILED) return;
         oh_guests_close(opening);
         opening->state = OH_READY;
         opening->said_ready = true;
@@ -163,42 +166,28 @@ static void fail_for_missing(oh_opening *opening) {
     oh_opening_fail(opening, plan->rank, ONEHOP_ERR_MISSING_PEER, text);
 }
 
-/* ---- the way out ----------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
-/* A notice to peers that may have committed would stand in the way of their first frame. None has
- * if rank 0 says so, or if this rank's READY is lacking. */
-static bool may_tell(const oh_opening *opening) {
-    return opening->plan->rank == 0 || opening->verdict || !opening->said_ready;
+static onehop_result report(const oh_opening *opening) {
+    oh_notice notice = {.result = opening->result, .origin = opening->origin};
+    if (opening->origin == opening->plan->rank)
+        return oh_error(opening->result, "%s", opening->text);
+    memcpy(notice.text, opening->text, sizeof notice.text);
+    return oh_mesh_adopt(&notice);
 }
 
-/* Tells rank 0, and asks it: it may have another cause, of which all are to hear. */
-static void await_verdict(oh_opening *opening) {
-    uint64_t deadline = oh_clock_ns() + OH_VERDICT_MS * 1000000ull;
-    struct pollfd wait = {.fd = opening->links[0].fd, .events = POLLIN};
-    oh_link_notify(opening, 0, OH_NOTICE_FAIL);
-    while (opening->state == OH_FAILED && !opening->verdict) {
-        uint64_t now = oh_clock_ns();
-        if (now >= deadline) return;
-        int events = poll(&wait, 1, (int)((deadline - now + 999999u) / 1000000u));
-        if (events > 0 && oh_link_serve(opening, 0, false) == OH_READ_ENDED) return;
-    }
-}
-
-/* Everybody connected learns the cause; what was sent stays readable after the close. */
 static onehop_result fail_all(oh_opening *opening) {
-    int rank = opening->plan->rank;
-    for (int i = rank == 0 ? 0 : 1; may_tell(opening) && i < opening->plan->world_size; i++)
-        oh_link_notify(opening, i, OH_NOTICE_FAIL);
-    for (int i = 0; i < opening->plan->world_size; i++) {
+    oh_opening_spread(opening);
+    for (int i = 0; i < ONEHOP_MAX_RANKS; i++) { /* ranks of another world size are there too */
         if (opening->links[i].fd >= 0) close(opening->links[i].fd);
         if (opening->links[i].pidfd >= 0) close(opening->links[i].pidfd);
     }
-    if (opening->origin == rank) return oh_error(opening->result, "%s", opening->text);
-    return oh_error(opening->result, "rank %d: %s", opening->origin, opening->text);
+    return report(opening);
 }
 
 static void hand_over(const oh_opening *opening, oh_mesh *mesh_out) {
     memset(mesh_out, 0, sizeof *mesh_out);
+    pthread_mutex_init(&mesh_out->send_lock, NULL);
     mesh_out->rank = opening->plan->rank;
     mesh_out->world_size = opening->plan->world_size;
     for (int i = 0; i < ONEHOP_MAX_RANKS; i++) {
@@ -230,11 +219,8 @@ static onehop_result run(oh_opening *opening, oh_mesh *mesh_out) {
             (opening->state == OH_GATHERING || opening->state == OH_READY))
             fail_for_missing(opening);
     }
-    oh_guests_close(opening);
-    if (opening->state == OH_FAILED && may_tell(opening) && opening->plan->rank > 0 &&
-        !opening->verdict && opening->links[0].state == OH_LINK_MEMBER)
-        await_verdict(opening);
     if (opening->state == OH_FAILED) return fail_all(opening);
+    oh_guests_close(opening);
     hand_over(opening, mesh_out);
     return ONEHOP_OK;
 }
@@ -242,9 +228,14 @@ static onehop_result run(oh_opening *opening, oh_mesh *mesh_out) {
 onehop_result oh_mesh_open(const oh_mesh_plan *plan, oh_mesh *mesh_out) {
     oh_opening *opening =
         calloc(1, sizeof *opening); /* 20 KiB, too much for some threads' stacks */
-    if (!opening) return oh_error(ONEHOP_ERR_MEMORY, "no memory to open a group");
+    if (!opening)
+        return oh_mesh_refuse(plan, oh_error(ONEHOP_ERR_MEMORY, "no memory to open a group"));
     onehop_result result = begin(opening, plan);
-    if (!result) result = run(opening, mesh_out);
+    /* Of a rank that is there twice the others hear from the one that they know. */
+    if (result && result != ONEHOP_ERR_DUPLICATE_RANK)
+        oh_mesh_refuse(plan, result);
+    else if (!result)
+        result = run(opening, mesh_out);
     free(opening);
     return result;
 }

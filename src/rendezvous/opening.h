@@ -2,7 +2,8 @@
  *   mesh_listen.c  names, listening, finding out who holds a name that is taken
  *   mesh_guests.c  accepted connections that have not said who they are
  *   mesh_links.c   the connection to each peer: connecting, greeting, notices
- *   mesh_open.c    the loop, the decision, the way out
+ *   mesh_open.c    the loop, the decision
+ *   mesh_fail.c    the way out: all who can be reached hear the cause
  *
  * Anybody on the machine can connect to an abstract socket. So nothing a connection does, or fails
  * to do, before it has proved to be a rank can harm the group: other users are dropped at once,
@@ -19,9 +20,8 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#define OH_GUESTS       64
-#define OH_HELLO_MAGIC  0x6f6c6c6548486e6full
-#define OH_NOTICE_MAGIC 0x656369746f4e6e6full
+#define OH_GUESTS      64
+#define OH_HELLO_MAGIC 0x6f6c6c6548486e6full
 
 /* The first thing both sides send. The size, and the place of the members up to `name`, are fixed
  * for all versions, so that different versions can tell each other apart. */
@@ -31,26 +31,11 @@ typedef struct oh_hello {
     int32_t rank, world_size;
     oh_id128 name, process, boot;
     uint64_t netns;
-    uint8_t reserved[48];
+    uint8_t leaving; /* only to tell of a failure; the notice follows. From any rank to any */
+    uint8_t reserved[47];
 } oh_hello;
 
 _Static_assert(sizeof(oh_hello) == 128, "a hello has a fixed size");
-
-typedef enum oh_notice_kind {
-    OH_NOTICE_READY = 1,  /* to rank 0: all my peers are known, my listener is closed */
-    OH_NOTICE_COMMIT = 2, /* from rank 0: the group exists */
-    OH_NOTICE_FAIL = 3,   /* result and sentence; from rank 0 it is the verdict */
-} oh_notice_kind;
-
-typedef struct oh_notice {
-    uint64_t magic;
-    int32_t kind;
-    int32_t result;
-    int32_t origin; /* rank that decided the failure */
-    char text[492];
-} oh_notice;
-
-_Static_assert(sizeof(oh_notice) == 512, "a notice has a fixed size");
 
 typedef enum oh_link_state {
     OH_LINK_ABSENT,   /* no connection; lower ranks are tried at retry_ns */
@@ -60,10 +45,12 @@ typedef enum oh_link_state {
 
 typedef struct oh_link {
     oh_link_state state;
-    int fd, pidfd;
+    int fd;
+    int pidfd; /* also of who once listened there, while the link is absent */
     uint64_t retry_ns;
     unsigned backoff_us;
     bool ready; /* rank 0: READY has come */
+    bool told;  /* of the failure; before that, in state READY: rank 0 knows that it is gone */
     oh_id128 process;
     size_t fill; /* bytes of the inbox */
     union {
@@ -81,7 +68,7 @@ typedef struct oh_guest {
 
 typedef enum oh_opening_state {
     OH_GATHERING, /* peers are being found */
-    OH_READY,     /* READY sent; only rank 0 is listened to, it decides */
+    OH_READY,     /* READY sent; only rank 0 is read, it decides */
     OH_COMMITTED,
     OH_FAILED,
 } oh_opening_state;
@@ -94,8 +81,8 @@ typedef struct oh_opening {
     int listener;
     uint64_t guests_seen;
     onehop_result result; /* of state FAILED */
-    int origin;
-    char text[492];
+    int origin, culprit;
+    char text[488];
     bool said_ready;
     bool verdict;      /* the failure is rank 0's word */
     long duplicate;    /* process that claimed our rank as well and was refused; 0: none */
@@ -109,17 +96,25 @@ typedef enum oh_read {
     OH_READ_ENDED,
     OH_READ_PARTIAL,
     OH_READ_COMPLETE,
+    OH_READ_FAILED, /* errno says why; the peer may be there */
 } oh_read;
 
-/* mesh_open.c */
+/* mesh_fail.c */
 void oh_opening_fail(oh_opening *opening, int origin, onehop_result result, const char *text);
+void oh_opening_fail_here(oh_opening *opening, onehop_result result); /* with the last error */
+void oh_opening_fail_for_end(oh_opening *opening, int culprit);
+void oh_opening_spread(oh_opening *opening);
+
+/* mesh_open.c */
+void oh_mesh_greet(const oh_mesh_plan *plan, oh_hello *hello_out);
 
 /* mesh_listen.c */
 socklen_t oh_mesh_address(const oh_mesh_plan *plan, int rank, struct sockaddr_un *address_out);
 int oh_mesh_socket(void);
 bool oh_mesh_same_user(int fd, long *user_out, long *pid_out);
 oh_read oh_mesh_read(int fd, void *buffer, size_t size, size_t *fill);
-bool oh_mesh_write(int fd, const void *bytes, size_t size); /* whole or not at all */
+/* Whole, or false with errno: the peer is gone, or takes nothing for a second. */
+bool oh_mesh_write(int fd, const void *bytes, size_t size);
 bool oh_mesh_valid_hello(const oh_opening *opening, const oh_hello *hello);
 onehop_result oh_mesh_listen(oh_opening *opening);
 
@@ -127,6 +122,7 @@ onehop_result oh_mesh_listen(oh_opening *opening);
 void oh_guests_init(oh_opening *opening);
 void oh_guests_accept(oh_opening *opening);
 void oh_guest_serve(oh_opening *opening, oh_guest *guest);
+void oh_guests_serve(oh_opening *opening); /* all, whether something has come or not */
 void oh_guests_close(oh_opening *opening);
 
 /* mesh_links.c */
@@ -135,6 +131,8 @@ void oh_link_join(oh_opening *opening, int rank, int fd, const oh_hello *hello);
 /* Reads one message at most. `peer_ended`: nothing more will come than is there now. ENDED means
  * that a member's connection is at its end. */
 oh_read oh_link_serve(oh_opening *opening, int rank, bool peer_ended);
-void oh_link_notify(oh_opening *opening, int rank, oh_notice_kind kind);
+/* False, and the opening has failed, if the notice cannot be sent though the peer is there. */
+bool oh_link_notify(oh_opening *opening, int rank, oh_notice_kind kind);
+void oh_link_report(oh_opening *opening, int rank); /* a rank that is gone, to rank 0 */
 
 #endif

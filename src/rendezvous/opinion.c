@@ -34,6 +34,9 @@ onehop_result oh_rendezvous_agree(onehop_group *group, onehop_result mine) {
     oh_opinion_make(&own, mine);
     onehop_result result = oh_rendezvous_allgather(group, &own, all, sizeof own);
     if (!result) return oh_opinion_judge(all, group->world_size, group->rank);
-    if (mine) oh_error(mine, "%.507s", own.text); /* the cause rather than its consequence */
-    return mine ? mine : result;
+    if (!mine) return result;
+    /* One result on all ranks; the peers do not know what failed here. */
+    char text[256];
+    snprintf(text, sizeof text, "%.255s", onehop_last_error());
+    return oh_error(result, "%s (before that, here: %.220s)", text, own.text);
 }

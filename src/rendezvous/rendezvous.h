@@ -9,7 +9,8 @@
  * A group belongs to the process that opened it: a forked child may only close its copy.
  *
  * After an exchange failed with anything but NULL or ARGUMENT the group is broken: ranks no longer
- * agree on what is in flight. Later exchanges return the same error at once; close it. */
+ * agree on what is in flight. Later exchanges return the same error at once; close it. The rank
+ * that fails tells its peers why before it returns, and they fail with its words. */
 #ifndef OH_RENDEZVOUS_H
 #define OH_RENDEZVOUS_H
 
@@ -40,11 +41,17 @@ bool oh_rendezvous_same_process(const onehop_group *group, int rank);
 /* Can descriptors be passed to all ranks? The same on all ranks. */
 bool oh_rendezvous_can_pass_fds(const onehop_group *group);
 
-/* Lowest rank whose process has ended, else lowest rank that has closed its group, else -1: a rank
- * that closes because it saw another die is not the one to blame. Never blocks, costs one poll() of
- * the mesh (nothing within one process), consumes nothing; any thread, beside any call but close.
- */
+/* If any rank is gone: the one that peers have named as the cause, else the lowest whose process
+ * has ended without closing its group, else the lowest that has closed it (within one process: the
+ * first); else -1. So a rank that leaves because it saw another die is not the one to blame. Never
+ * blocks, costs one poll() of the mesh (nothing within one process), consumes nothing; any thread,
+ * beside any call but close. */
 int oh_rendezvous_lost_peer(onehop_group *group);
+
+/* Tells the peers that this rank has seen the end of `culprit` outside of an exchange, so that they
+ * blame that one if this one leaves too. Does nothing if the group does not see that end. Any
+ * thread, beside any call but close. */
+void oh_rendezvous_hint_lost(onehop_group *group, int culprit);
 
 /* How long collective calls on the group wait; set is local and not for use beside such a call. */
 uint32_t oh_rendezvous_timeout_ms(const onehop_group *group);
