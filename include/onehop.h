@@ -18,6 +18,9 @@
  *   - destroy, close and free take NULL, return void, are local and never wait for a peer.
  *   - An object may be used by any thread, by one thread at a time. Different objects are
  *     independent. onehop_abort, onehop_status and onehop_set_timeout may run beside other calls.
+ *   - An object belongs to the process that made it. In a forked child every call on it gives STATE;
+ *     destroy, close and free there release the child's copies and tell nobody anything. A child may
+ *     make objects of its own (on CUDA, if its parent had not used the driver yet).
  *   - Nothing hangs for ever: a wait for a peer ends at the deadline (config timeout_ms, 300 s by
  *     default) with an error that names the peer.
  *   - The library never changes the environment, the current CUDA device or signal handlers, never
@@ -296,10 +299,9 @@ ONEHOP_API int onehop_group_size(const onehop_group *group);
 
 /* Collective all-gather of `bytes` (at most 16 MiB, the same on all ranks) through the group;
  * `recv` holds world_size * bytes. For callers that bring their own storage and need to exchange
- * handles. A group belongs to the process that opened it: a forked child may only close it. After a
- * failure other than NULL and ARGUMENT the group is broken and must be closed. Errors: NULL,
- * ARGUMENT, STATE (forked), MISSING_PEER (deadline), PEER_LOST, DISAGREEMENT (sizes differ),
- * SYSTEM. Since 0.1. */
+ * handles. After a failure other than NULL, ARGUMENT and STATE (forked) the group is broken and must
+ * be closed. Errors: NULL, ARGUMENT, STATE, MISSING_PEER (deadline), PEER_LOST, DISAGREEMENT (sizes
+ * differ), SYSTEM. Since 0.1. */
 ONEHOP_API onehop_result onehop_group_allgather(onehop_group *group, const void *send, void *recv,
                                                 size_t bytes);
 
@@ -335,7 +337,8 @@ typedef struct onehop_symmetric onehop_symmetric;
 ONEHOP_API onehop_result onehop_symmetric_alloc(onehop_group *group, onehop_device device,
                                                 size_t bytes, onehop_symmetric **symmetric_out);
 
-/* Address in this process of rank `rank`'s allocation; NULL if rank is out of range. */
+/* Address in this process of rank `rank`'s allocation; NULL if rank is out of range, and in a forked
+ * child. */
 ONEHOP_API void *onehop_symmetric_ptr(const onehop_symmetric *symmetric, int rank);
 
 /* Local. In one process the last rank frees the memory. */
@@ -885,8 +888,8 @@ ONEHOP_API onehop_result onehop_all_reduce_op(onehop_t *context, const void *in,
 /* ---- host streams ---------------------------------------------------------------------------- */
 
 /* A queue with a worker thread, for the host device: what a CUDA stream is to a GPU. Needed when
- * one thread drives several ranks, and for capture and replay. Not usable in a forked child. A
- * handle that is no host stream gives STREAM. */
+ * one thread drives several ranks, and for capture and replay. A handle that is no host stream gives
+ * STREAM. */
 typedef struct onehop_host_graph onehop_host_graph;
 
 /* Errors: NULL, MEMORY, SYSTEM. Since 0.1. */

@@ -196,7 +196,6 @@ static void end(Context *self) {
     onehop_group *group = self->group;
     self->context = NULL;
     self->group = NULL;
-    if (self->guard.owner != getpid()) return; /* a forked child: its parent still uses them */
     Py_BEGIN_ALLOW_THREADS;
     onehop_destroy(context);
     onehop_group_close(group);
@@ -205,7 +204,8 @@ static void end(Context *self) {
 
 static PyObject *context_destroy(Context *self, PyObject *unused) {
     (void)unused;
-    if (self->guard.busy || self->guard.beside)
+    /* Who was inside when this process was forked is not here. */
+    if (self->guard.owner == getpid() && (self->guard.busy || self->guard.beside))
         return ext_raise_with(ONEHOP_ERR_STATE,
                               "onehop context: another thread is inside a call on it; abort() ends "
                               "that, then destroy",

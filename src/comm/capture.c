@@ -43,7 +43,8 @@ void oh_capture_note(onehop_t *ctx, const oh_request *q, const oh_plan *plan) {
 }
 
 static onehop_result begin(onehop_t *ctx) {
-    if (!ctx) return oh_error(ONEHOP_ERR_NULL, "onehop_capture_begin: context is NULL");
+    onehop_result result = oh_context_check(ctx, "onehop_capture_begin");
+    if (result) return result;
     if (ctx->capturing)
         return oh_error(ONEHOP_ERR_STATE, "onehop_capture_begin: already capturing");
     oh_batch_recycle(ctx);
@@ -110,9 +111,9 @@ static size_t count_rows(const onehop_t *ctx) {
 }
 
 static onehop_result check_end(const onehop_t *ctx, const char *call) {
-    if (!ctx) return oh_error(ONEHOP_ERR_NULL, "%s: context is NULL", call);
-    if (!ctx->capturing) return oh_error(ONEHOP_ERR_STATE, "%s: not capturing", call);
-    return ONEHOP_OK;
+    onehop_result result = oh_context_check(ctx, call);
+    if (!result && !ctx->capturing) result = oh_error(ONEHOP_ERR_STATE, "%s: not capturing", call);
+    return result;
 }
 
 /* One rank ends its capture. */
@@ -138,10 +139,10 @@ onehop_result onehop_capture_end(onehop_t *context) {
 
 onehop_result onehop_capture_inputs(const onehop_t *context, onehop_captured_input *inputs_out,
                                     size_t room, size_t *count_out) {
-    if (!context || !count_out || (room && !inputs_out))
+    onehop_result result = check_end(context, "onehop_capture_inputs");
+    if (result) return result;
+    if (!count_out || (room && !inputs_out))
         return oh_error(ONEHOP_ERR_NULL, "onehop_capture_inputs: a pointer is NULL");
-    if (!context->capturing)
-        return oh_error(ONEHOP_ERR_STATE, "onehop_capture_inputs: not capturing");
     size_t count = 0;
     for (size_t i = 0; i < context->captured_count; i++) {
         const oh_captured_memory *m = &context->captured_memory[i];
@@ -209,6 +210,7 @@ onehop_result oh_check_all(onehop_t *const *contexts, int n, const char *call) {
     if (!contexts) return oh_error(ONEHOP_ERR_NULL, "%s: contexts is NULL", call);
     for (int r = 0; r < n; r++) {
         if (!contexts[r]) return oh_error(ONEHOP_ERR_NULL, "%s: context %d is NULL", call, r);
+        if (!oh_process_is(contexts[r]->process)) return oh_process_refuse("context");
         if (contexts[r]->rank != r || contexts[r]->world != n)
             return oh_error(ONEHOP_ERR_ARGUMENT,
                             "%s: context %d is rank %d of %d, expected rank %d of %d", call, r,

@@ -153,6 +153,7 @@ onehop_result oh_comm_open(const onehop_comm_config *config, const oh_comm_parts
     onehop_comm *comm = calloc(1, sizeof *comm);
     if (!comm) return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory");
     pthread_mutex_init(&comm->failure_lock, NULL);
+    comm->process = oh_process();
     comm->device = parts->device;
     comm->group = parts->group;
     comm->dispatch = *parts->dispatch;

@@ -20,6 +20,7 @@
     (ONEHOP_FLAG_EARLY_TRIGGER | ONEHOP_FLAG_SHARE_GPU | ONEHOP_FLAG_NCCL | ONEHOP_FLAG_UNCAP)
 
 struct onehop_comm {
+    uint64_t process; /* that made it */
     oh_device *device;
     bool owns_device;
     oh_dispatch dispatch;
@@ -120,7 +121,7 @@ onehop_result oh_comm_rows_fill(onehop_comm *comm, const uint32_t *rows, oh_row 
                                 size_t count);
 onehop_result oh_comm_rows_release(onehop_comm *comm, const uint32_t *rows, size_t count);
 
-/* OK, or the error of a dead communicator. Reads host memory only. */
+/* OK, or the error of a dead communicator, or of a forked child's copy. Reads host memory only. */
 onehop_result oh_comm_check(onehop_comm *comm);
 
 /* As oh_comm_check, after a look at the control page and the group. Since it may talk to the device

@@ -5,12 +5,14 @@
 #include <string.h>
 #include <unistd.h>
 
+/* In a forked child it frees the child's copies; the devices know which calls are theirs. */
 static void release(onehop_t *ctx) {
     /* Also where creation failed on some rank: NCCL would wait for it. */
     const bool dead = !ctx->comm || __atomic_load_n(&ctx->comm->dead, __ATOMIC_ACQUIRE);
+    const bool ours = oh_process_is(ctx->process);
     oh_batch_drop_all(ctx);
     onehop_comm_destroy(ctx->comm);
-    if (ctx->nccl) oh_nccl_disconnect(ctx->device, ctx->nccl, dead);
+    if (ctx->nccl && ours) oh_nccl_disconnect(ctx->device, ctx->nccl, dead);
     if (ctx->device) {
         const oh_device_ops *ops = ctx->device->ops;
         ops->multicast_release(ctx->device, &ctx->multicast);
@@ -100,6 +102,7 @@ onehop_result onehop_create(const onehop_config *config, onehop_t **context_out)
                         config ? "context_out" : "config");
     onehop_t *ctx = calloc(1, sizeof *ctx);
     if (!ctx) return oh_error(ONEHOP_ERR_MEMORY, "onehop_create: no memory");
+    ctx->process = oh_process();
     onehop_result result =
         oh_config_copy(&ctx->config, sizeof ctx->config, config, "onehop_config");
     if (!result) result = check_environment();
@@ -165,6 +168,7 @@ onehop_result onehop_create_all(const onehop_config *config, int n, const onehop
             result = oh_error(ONEHOP_ERR_MEMORY, "onehop_create_all: no memory");
             break;
         }
+        ctx[r]->process = oh_process();
         ctx[r]->config = known;
         if (devices) ctx[r]->config.device = devices[r];
         ctx[r]->rank = r;
@@ -182,7 +186,7 @@ onehop_result onehop_create_all(const onehop_config *config, int n, const onehop
 
 void onehop_destroy(onehop_t *context) {
     if (!context) return;
-    if (context->comm) {
+    if (context->comm && oh_process_is(context->process)) {
         /* Own calls end by themselves, at their deadline at the latest. A CUDA stream that cannot
          * be asked (say, being captured) may still run one: its memory must stay. A host stream
          * ends its calls before it goes. */
@@ -202,6 +206,11 @@ void onehop_destroy(onehop_t *context) {
 
 /* ---- asking -------------------------------------------------------------------------------------- */
 
+onehop_result oh_context_check(const onehop_t *ctx, const char *call) {
+    if (!ctx) return oh_error(ONEHOP_ERR_NULL, "%s: context is NULL", call);
+    return oh_process_check(ctx->process, "context");
+}
+
 int onehop_rank(const onehop_t *context) {
     return context ? context->rank : -1;
 }
@@ -216,19 +225,20 @@ onehop_device onehop_get_device(const onehop_t *context) {
 }
 
 onehop_result onehop_get_stats(const onehop_t *context, onehop_stats *stats_out) {
-    if (!context || !stats_out)
-        return oh_error(ONEHOP_ERR_NULL, "onehop_get_stats: %s is NULL",
-                        context ? "stats_out" : "context");
+    onehop_result result = oh_context_check(context, "onehop_get_stats");
+    if (result) return result;
+    if (!stats_out) return oh_error(ONEHOP_ERR_NULL, "onehop_get_stats: stats_out is NULL");
     *stats_out = context->comm ? context->comm->stats : context->alone;
     if (context->comm) stats_out->rows_used = context->comm->rows_used;
     return ONEHOP_OK;
 }
 
 onehop_result onehop_synchronize(onehop_t *context, onehop_stream_t stream) {
-    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_synchronize: context is NULL");
+    onehop_result result = oh_context_check(context, "onehop_synchronize");
+    if (result) return result;
     if (context->comm) return oh_comm_wait(context->comm, stream);
     for (bool idle = false; !idle;) {
-        onehop_result result = context->device->ops->stream_idle(context->device, stream, &idle);
+        result = context->device->ops->stream_idle(context->device, stream, &idle);
         if (result) return result;
         if (!idle) oh_sleep_us(10);
     }
@@ -236,8 +246,9 @@ onehop_result onehop_synchronize(onehop_t *context, onehop_stream_t stream) {
 }
 
 onehop_result onehop_status(onehop_t *context, onehop_failure *failure_out) {
-    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_status: context is NULL");
-    onehop_result result = context->comm ? oh_comm_look(context->comm) : ONEHOP_OK;
+    onehop_result result = oh_context_check(context, "onehop_status");
+    if (result) return result;
+    result = context->comm ? oh_comm_look(context->comm) : ONEHOP_OK;
     if (failure_out) {
         memset(failure_out, 0, sizeof *failure_out);
         failure_out->rank = context->rank;
@@ -248,13 +259,14 @@ onehop_result onehop_status(onehop_t *context, onehop_failure *failure_out) {
 }
 
 onehop_result onehop_abort(onehop_t *context) {
-    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_abort: context is NULL");
-    if (context->comm) oh_comm_kill(context->comm, OH_FAIL_ABORTED, -1);
-    return ONEHOP_OK;
+    onehop_result result = oh_context_check(context, "onehop_abort");
+    if (!result && context->comm) oh_comm_kill(context->comm, OH_FAIL_ABORTED, -1);
+    return result;
 }
 
 onehop_result onehop_set_timeout(onehop_t *context, uint32_t timeout_ms) {
-    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_set_timeout: context is NULL");
+    onehop_result result = oh_context_check(context, "onehop_set_timeout");
+    if (result) return result;
     if (timeout_ms < 1 || timeout_ms > OH_LONGEST_TIMEOUT_MS)
         return oh_error(ONEHOP_ERR_ARGUMENT, "onehop_set_timeout: %u ms, expected 1..2^31",
                         timeout_ms);

@@ -87,7 +87,9 @@ onehop_result onehop_op_create(onehop_t *context, const onehop_op_config *config
                         !context ? "context"
                         : config ? "op_out"
                                  : "config");
-    onehop_result result = check(context, config, &known);
+    onehop_result result = oh_context_check(context, name);
+    if (result) return result;
+    result = check(context, config, &known);
     if (!context->comm) return result;
     if (result) {
         memset(&build, 0, sizeof build);

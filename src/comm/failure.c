@@ -117,7 +117,9 @@ static bool is_dead(onehop_comm *comm) {
     return kind || dead;
 }
 
+/* A forked child's copy first: the host memory of a GPU may not even be mapped there. */
 onehop_result oh_comm_check(onehop_comm *comm) {
+    if (!oh_process_is(comm->process)) return oh_process_refuse("communicator");
     return is_dead(comm) ? report(comm) : ONEHOP_OK;
 }
 

@@ -55,8 +55,9 @@ static void adopt(onehop_t *ctx, const oh_build *b) {
 onehop_result onehop_prepare(onehop_t *context, const onehop_prepare_config *config) {
     onehop_prepare_config known;
     oh_build build;
-    if (!context) return oh_error(ONEHOP_ERR_NULL, "%s: context is NULL", name);
-    onehop_result result = check_config(config, &known);
+    onehop_result result = oh_context_check(context, name);
+    if (result) return result;
+    result = check_config(config, &known);
     if (!context->comm) return result;
     plan(context, &known, &build);
     result = oh_build_by_group(context, &build, result);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 struct onehop_symmetric {
+    uint64_t process; /* that made it */
     oh_device *device;
     int rank, world;
     oh_mem slabs[ONEHOP_MAX_RANKS];
@@ -90,6 +91,7 @@ onehop_result onehop_symmetric_alloc(onehop_group *group, onehop_device device, 
                         group ? "symmetric_out" : "group");
     onehop_symmetric *s = calloc(1, sizeof *s);
     if (!s) return oh_error(ONEHOP_ERR_MEMORY, "onehop_symmetric_alloc: no memory");
+    s->process = oh_process();
     s->rank = onehop_group_rank(group);
     s->world = onehop_group_size(group);
     onehop_result result = build(s, group, device, bytes);
@@ -103,6 +105,7 @@ onehop_result onehop_symmetric_alloc(onehop_group *group, onehop_device device, 
 
 void *onehop_symmetric_ptr(const onehop_symmetric *symmetric, int rank) {
     if (!symmetric || rank < 0 || rank >= symmetric->world) return NULL;
+    if (!oh_process_is(symmetric->process)) return NULL;
     return symmetric->slabs[rank].ptr;
 }
 

@@ -13,6 +13,7 @@ typedef struct allocation {
 } allocation;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+OH_RESET_IN_CHILD(lock)
 static allocation *allocations; /* guarded by lock */
 
 /* There is no group to ask for the rank. */

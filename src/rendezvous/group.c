@@ -86,7 +86,7 @@ static onehop_result open_planned(onehop_group *group, const oh_group_plan *plan
     group->rank = plan->rank;
     group->world_size = plan->world_size;
     group->timeout_ms = plan->timeout_ms;
-    group->owner = getpid();
+    group->process = oh_process();
     group->user_allgather = plan->allgather;
     group->user_pass_fd = plan->pass_fd;
     group->user = plan->user;
@@ -121,7 +121,7 @@ onehop_result onehop_group_open(const onehop_group_config *config, onehop_group 
 void onehop_group_close(onehop_group *group) {
     if (!group) return;
     int saved = errno;
-    group->kind->close(group, group->owner == getpid());
+    group->kind->close(group, oh_process_is(group->process));
     free(group);
     errno = saved;
 }
@@ -138,13 +138,8 @@ int onehop_group_size(const onehop_group *group) {
 
 static onehop_result check_usable(const onehop_group *group) {
     if (!group) return oh_error(ONEHOP_ERR_NULL, "group is NULL");
-    if (group->broken) return oh_error(group->broken, "%s", group->broken_text);
-    if (group->owner != getpid())
-        return oh_error(ONEHOP_ERR_STATE,
-                        "the group was opened by process %d; a forked child may "
-                        "only close it",
-                        (int)group->owner);
-    return ONEHOP_OK;
+    if (!oh_process_is(group->process)) return oh_process_refuse("group");
+    return group->broken ? oh_error(group->broken, "%s", group->broken_text) : ONEHOP_OK;
 }
 
 static onehop_result remember_failure(onehop_group *group, onehop_result result) {
@@ -248,6 +243,7 @@ onehop_result onehop_group_shrink(onehop_group *group, const int *lost, int coun
                                   onehop_group **group_out) {
     (void)lost, (void)count;
     if (!group || !group_out) return oh_error(ONEHOP_ERR_NULL, "group or group_out is NULL");
+    if (!oh_process_is(group->process)) return oh_process_refuse("group");
     return oh_error(
         ONEHOP_ERR_UNSUPPORTED,
         "this version cannot shrink a group: close it and open a new one, under another "

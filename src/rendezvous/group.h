@@ -30,7 +30,7 @@ struct onehop_group {
     const oh_group_kind *kind;
     int rank, world_size;
     uint32_t timeout_ms;
-    pid_t owner;          /* process that opened it */
+    uint64_t process;     /* that opened it */
     onehop_result broken; /* first failure of an exchange; later ones return it again */
     char broken_text[512];
     bool same_process[ONEHOP_MAX_RANKS];

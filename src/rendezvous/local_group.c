@@ -172,7 +172,10 @@ static void local_release(oh_local *local) {
 
 static void local_close(onehop_group *group, bool owner) {
     oh_local *local = group->local;
-    if (!owner) return; /* a forked child: the mutex may be held by a thread that is not here */
+    if (!owner) { /* a forked child: the mutex may be held by a thread that is not here */
+        if (--local->handles == 0) free(local);
+        return;
+    }
     pthread_mutex_lock(&local->mutex);
     atomic_fetch_or_explicit(&local->left, 1u << group->rank, memory_order_relaxed);
     bool last = --local->handles == 0;
@@ -206,7 +209,7 @@ static onehop_group *local_handle(oh_local *local, int rank, uint32_t timeout_ms
     group->rank = rank;
     group->world_size = local->world_size;
     group->timeout_ms = timeout_ms;
-    group->owner = getpid();
+    group->process = oh_process();
     group->can_pass_fds = true;
     for (int i = 0; i < local->world_size; i++) group->same_process[i] = true;
     group->local = local;

@@ -46,6 +46,7 @@ onehop_result oh_cuda_error_as(onehop_result result, oh_cu_result failure, const
 
 typedef struct oh_cuda_device {
     oh_device base;
+    uint64_t process; /* that opened it; in a forked child nothing of it is used or given back */
     int ordinal;
     oh_cu_device device;
     oh_cu_context context; /* primary; retained while this object lives */

@@ -368,6 +368,7 @@ void oh_cuda_mem_release(oh_device *base, oh_mem *mem) {
     oh_cuda_scope scope;
     memory *m = mem->owner;
     memset(mem, 0, sizeof *mem);
+    if (!oh_process_is(oh_cuda_of(base)->process)) return;
     if (m != NULL && m->head.foreign) {
         oh_cuda_foreign_release(base, m);
         return;

@@ -205,7 +205,7 @@ void oh_cuda_multicast_release(oh_device *base, oh_multicast *out) {
     oh_cuda_scope scope;
     multicast *m = out->owner;
     memset(out, 0, sizeof *out);
-    if (m == NULL) return;
+    if (m == NULL || !oh_process_is(oh_cuda_of(base)->process)) return;
     /* These calls belong to no context, so they are made even if ours can no longer be entered. */
     const bool entered = oh_cuda_enter(oh_cuda_of(base), &scope) == ONEHOP_OK;
     tear_down(m);

@@ -9,8 +9,7 @@
  *
  * Within one process every user of a file shares one mapping, counted: with two mappings of one
  * file a race detector sees two unrelated addresses, and the last user, whichever rank it is,
- * unmaps. A forked child inherits table and mappings alike and may go on using both; fork while no
- * other thread is in here. */
+ * unmaps. A forked child inherits table and mappings alike; releasing its copy unmaps them there. */
 #include "device/host/host_device.h"
 
 #include <errno.h>
@@ -43,6 +42,7 @@ typedef struct mapping {
 } mapping;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+OH_RESET_IN_CHILD(lock)
 static mapping *mappings; /* guarded by lock, as is `users` of each */
 
 static file_identity identity_of(const struct stat *status) {
