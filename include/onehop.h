@@ -24,7 +24,9 @@
  *   - Nothing hangs for ever: a wait for a peer ends at the deadline (config timeout_ms, 300 s by
  *     default) with an error that names the peer.
  *   - The library never changes the environment, the current CUDA device or signal handlers, never
- *     calls exit, and starts no thread but the worker of a host stream you create.
+ *     calls exit, and starts no thread but the worker of a host stream you create. Its descriptors
+ *     are close-on-exec and above 2, also while 0 to 2 are closed; those of the GPU driver and other
+ *     libraries that it opens are theirs.
  *
  * While the version is 0.x every rank of a group must run the same major.minor.
  */

@@ -1,5 +1,6 @@
 /* Reading tuning tables. Everything is checked while reading, so that choosing cannot fail: what is
  * not understood is refused with file, line, what was expected and what was found. */
+#include "base/descriptor.h"
 #include "comm/tuning.h"
 
 #include <errno.h>
@@ -245,7 +246,7 @@ onehop_result oh_tuning_parse(oh_tuning *tuning, const char *name, const char *t
 
 static onehop_result read_file(oh_tuning *tuning, const char *path) {
     const char *variable = oh_env_describe(OH_ENV_TUNING)->name;
-    FILE *file = fopen(path, "re");
+    FILE *file = oh_fd_read_file(path);
     char *text = file ? malloc(MOST_FILE + 1) : NULL;
     const size_t bytes = text ? fread(text, 1, MOST_FILE + 1, file) : 0;
     onehop_result result;

@@ -8,6 +8,8 @@
  * descriptors only with the caller's second function. */
 #include "rendezvous/group.h"
 
+#include "base/descriptor.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -174,7 +176,7 @@ static onehop_result callback_pass_fds(onehop_group *group, const int *fds, int 
             if (got[i] < 0 || status) continue;
             if (i == group->rank)
                 close(got[i]);
-            else if (fcntl(got[i], F_SETFD, FD_CLOEXEC) < 0)
+            else if ((got[i] = oh_fd_high(got[i])) < 0 || fcntl(got[i], F_SETFD, FD_CLOEXEC) < 0)
                 *mine = oh_error_errno(ONEHOP_ERR_SYSTEM, errno,
                                        "the caller's pass_fd gave %d for rank %d", got[i], i);
             else

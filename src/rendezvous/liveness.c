@@ -5,6 +5,8 @@
  * Where it is refused (old kernel, sandbox, other pid namespace) the socket must do. */
 #include "rendezvous/mesh.h"
 
+#include "base/descriptor.h"
+
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -21,11 +23,12 @@ int oh_pidfd_of_peer(int socket) {
     int pidfd = -1;
     socklen_t size = sizeof pidfd;
     /* Names the peer's process without the pid, which may have been given to another by now. */
-    if (!getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) && pidfd >= 0) return pidfd;
+    if (!getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) && pidfd >= 0)
+        return oh_fd_high(pidfd);
     struct ucred peer;
     size = sizeof peer;
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) || peer.pid <= 0) return -1;
-    return (int)syscall(SYS_pidfd_open, peer.pid, 0);
+    return oh_fd_high((int)syscall(SYS_pidfd_open, peer.pid, 0));
 }
 
 int oh_mesh_lost_peer(const oh_mesh *mesh) {

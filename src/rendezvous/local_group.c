@@ -7,8 +7,9 @@
  */
 #include "rendezvous/group.h"
 
+#include "base/descriptor.h"
+
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -136,7 +137,7 @@ static onehop_result duplicate(const oh_local *local, int rank, int *fds_out) {
         const oh_seat *seat = &local->seats[i];
         for (int k = 0; i != rank && k < seat->count; k++) {
             if (seat->fds[k] < 0) continue;
-            int fd = fcntl(seat->fds[k], F_DUPFD_CLOEXEC, 0);
+            int fd = oh_fd_copy(seat->fds[k]);
             if (fd < 0)
                 return oh_error_errno(ONEHOP_ERR_SYSTEM, errno,
                                       "cannot duplicate a descriptor of rank %d", i);

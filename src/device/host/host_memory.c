@@ -10,6 +10,7 @@
  * Within one process every user of a file shares one mapping, counted: with two mappings of one
  * file a race detector sees two unrelated addresses, and the last user, whichever rank it is,
  * unmaps. A forked child inherits table and mappings alike; releasing its copy unmaps them there. */
+#include "base/descriptor.h"
 #include "device/host/host_device.h"
 
 #include <errno.h>
@@ -69,7 +70,7 @@ static onehop_result map_file(mapping *m, int fd) {
 /* A new sealed file of m->bytes in m->fd, its identity in m->file. */
 static onehop_result make_file(mapping *m) {
     struct stat status;
-    m->fd = memfd_create("onehop", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    m->fd = oh_fd_high(memfd_create("onehop", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (m->fd < 0)
         return oh_error_errno(errno == ENOMEM   ? ONEHOP_ERR_MEMORY
                               : errno == ENOSYS ? ONEHOP_ERR_UNSUPPORTED
@@ -124,7 +125,7 @@ onehop_result oh_host_mem_export(oh_device *device, const oh_mem *memory, oh_mem
     oh_mem_handle handle = {.kind = OH_HANDLE_FD};
     if (m == NULL || m->fd < 0)
         return oh_error(ONEHOP_ERR_ARGUMENT, "only memory made in this process can be exported");
-    int fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 0);
+    int fd = oh_fd_copy(m->fd);
     if (fd < 0)
         return oh_error_errno(ONEHOP_ERR_SYSTEM, errno,
                               "duplicating the descriptor of host memory");
