@@ -322,7 +322,8 @@ ONEHOP_API onehop_result onehop_group_shrink(onehop_group *group, const int *los
 /* ---- memory -------------------------------------------------------------------------------- */
 
 /* `bytes` of zeroed memory on `device` that peers can map, so that captured calls read and write it
- * without a copy. On the host it is memory of a sealed memfd. Aligned to a page at least. Not
+ * without a copy. On the host it is memory of a sealed memfd, all of it reserved here (MEMORY names
+ * the limit that is reached), on the calling thread's NUMA node. Aligned to a page at least. Not
  * collective. Kind AUTO chooses as onehop_create does. Errors: NULL, ARGUMENT (0 bytes),
  * ENVIRONMENT, NO_DEVICE, UNSUPPORTED, MEMORY, DRIVER, SYSTEM. Since 0.1. */
 ONEHOP_API onehop_result onehop_mem_alloc(onehop_device device, size_t bytes, void **ptr_out);

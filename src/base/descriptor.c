@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 int oh_fd_high(int fd) {
@@ -26,4 +27,10 @@ FILE *oh_fd_read_file(const char *path) {
         errno = saved;
     }
     return file;
+}
+
+uint64_t oh_file_limit(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
+    return limit.rlim_cur;
 }

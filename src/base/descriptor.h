@@ -4,6 +4,7 @@
 #ifndef OH_DESCRIPTOR_H
 #define OH_DESCRIPTOR_H
 
+#include <stdint.h>
 #include <stdio.h>
 
 /* The same file, close-on-exec, under a number above 2; `fd` is closed if that is another one. -1
@@ -15,5 +16,9 @@ int oh_fd_copy(int fd);
 
 /* For reading. NULL and errno on failure. */
 FILE *oh_fd_read_file(const char *path);
+
+/* How long a file may become (RLIMIT_FSIZE), files in memory included. Whoever exceeds it is ended
+ * by SIGXFSZ, so it is asked first. */
+uint64_t oh_file_limit(void);
 
 #endif

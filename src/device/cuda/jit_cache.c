@@ -170,6 +170,7 @@ static const char *write_file(int directory, const oh_digest *key, const oh_jit_
     uint64_t random;
     header h = {{0}, *key, digest_of(image), image->size};
     memcpy(h.magic, magic, sizeof magic);
+    if (sizeof h + image->size > oh_file_limit()) return "it would exceed RLIMIT_FSIZE (ulimit -f)";
     if (oh_random(&random, sizeof random)) return "no random number";
     snprintf(temporary, sizeof temporary, ".%016llx", (unsigned long long)random);
     name_of(key, name);
