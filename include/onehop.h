@@ -27,6 +27,9 @@
  *     calls exit, and starts no thread but the worker of a host stream you create. Its descriptors
  *     are close-on-exec and above 2, also while 0 to 2 are closed; those of the GPU driver and other
  *     libraries that it opens are theirs.
+ *   - No function takes more than 16 KB of the caller's stack, but for what the GPU driver, NVRTC and
+ *     NCCL take. None ends early by pthread_cancel where it may wait or holds something: the request
+ *     stays pending until the call returns.
  *
  * While the version is 0.x every rank of a group must run the same major.minor.
  */

@@ -30,6 +30,13 @@ void oh_log(onehop_log_level level, const char *format, ...) __attribute__((form
  * object; until the first call, and after a refusal, a bad value counts as the default. */
 onehop_result oh_log_check(void);
 
+/* The rest of the block runs without being cancelled (pthread_cancel): for what makes system calls
+ * with locks held, descriptors open or peers informed. A request stays pending. */
+#define OH_NO_CANCEL                                                                               \
+    __attribute__((cleanup(oh_cancel_restore), unused)) int oh_cancel_state = oh_cancel_forbid()
+int oh_cancel_forbid(void);
+void oh_cancel_restore(const int *state);
+
 /* CLOCK_MONOTONIC. */
 uint64_t oh_clock_ns(void);
 void oh_sleep_us(unsigned us);

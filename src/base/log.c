@@ -56,6 +56,7 @@ static int level_now(void) {
 }
 
 static void emit(onehop_log_level level, const char *line) {
+    OH_NO_CANCEL;
     pthread_rwlock_rdlock(&log_lock);
     if (log_function)
         log_function(log_user, level, line);

@@ -101,6 +101,7 @@ static onehop_result compare_by_group(onehop_t *ctx) {
 }
 
 onehop_result onehop_capture_begin(onehop_t *context) {
+    OH_NO_CANCEL;
     return begin(context);
 }
 
@@ -128,6 +129,7 @@ static onehop_result check_end_alone(const onehop_t *ctx, const char *call) {
 }
 
 onehop_result onehop_capture_end(onehop_t *context) {
+    OH_NO_CANCEL;
     onehop_result result = check_end_alone(context, "onehop_capture_end");
     if (result) return result;
     context->capturing = false;
@@ -193,6 +195,7 @@ static onehop_result fill_mapped(onehop_t *ctx, const void *const *in, void *con
 /* Wrong arguments of one rank leave all of them capturing. */
 onehop_result onehop_capture_end_mapped(onehop_t *context, const void *const *in, void *const *out,
                                         size_t count) {
+    OH_NO_CANCEL;
     onehop_result result = check_end_alone(context, "onehop_capture_end_mapped");
     if (result) return result;
     result = check_mapped(context, in, out, count);
@@ -220,6 +223,7 @@ onehop_result oh_check_all(onehop_t *const *contexts, int n, const char *call) {
 }
 
 onehop_result onehop_capture_begin_all(onehop_t *const *contexts, int n) {
+    OH_NO_CANCEL;
     onehop_result result = oh_check_all(contexts, n, "onehop_capture_begin_all");
     for (int r = 0; r < n && !result; r++)
         if (contexts[r]->capturing)
@@ -230,6 +234,7 @@ onehop_result onehop_capture_begin_all(onehop_t *const *contexts, int n) {
 }
 
 onehop_result onehop_capture_end_all(onehop_t *const *contexts, int n) {
+    OH_NO_CANCEL;
     onehop_result result = oh_check_all(contexts, n, "onehop_capture_end_all");
     for (int r = 0; r < n && !result; r++)
         result = check_end(contexts[r], "onehop_capture_end_all");

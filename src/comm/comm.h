@@ -20,7 +20,8 @@
     (ONEHOP_FLAG_EARLY_TRIGGER | ONEHOP_FLAG_SHARE_GPU | ONEHOP_FLAG_NCCL | ONEHOP_FLAG_UNCAP)
 
 struct onehop_comm {
-    uint64_t process; /* that made it */
+    oh_host_side side; /* first: where host_poll_argument points */
+    uint64_t process;  /* that made it */
     oh_device *device;
     bool owns_device;
     oh_dispatch dispatch;
@@ -28,6 +29,7 @@ struct onehop_comm {
     uint32_t timeout_ms;
     oh_args args; /* template: all that does not change from call to call */
     oh_host_page *page;
+    void *scratch;                                     /* on the host device */
     oh_function *functions;                            /* by kernel index */
     int16_t fused[OH_OPERATIONS][ONEHOP_BFLOAT16 + 1]; /* kernel index, -1: none */
     onehop_group *group;                               /* to watch the peers; may be NULL */

@@ -50,30 +50,41 @@ static void close_fds(int *fds, int count) {
         if (fds[i] >= 0) close(fds[i]);
 }
 
-/* The steps of context.h through a group. After each one all agree. */
-static onehop_result set_up(onehop_t *ctx) {
+/* What ranks tell each other, 5 KiB: too much for some threads' stacks. */
+typedef struct tables {
     oh_introduction mine, all[ONEHOP_MAX_RANKS];
     oh_offer offer, offers[ONEHOP_MAX_RANKS];
-    int fd = -1, fds[ONEHOP_MAX_RANKS];
-    memset(&mine, 0, sizeof mine);
-    onehop_result result = oh_rendezvous_agree(ctx->group, oh_context_introduce(ctx, &mine));
-    if (!result) result = oh_rendezvous_allgather(ctx->group, &mine, all, sizeof mine);
-    if (result) return result;
+} tables;
 
-    memset(&offer, 0, sizeof offer);
-    result = oh_rendezvous_agree(ctx->group, oh_context_allocate(ctx, all, &offer, &fd));
-    if (!result) result = oh_rendezvous_allgather(ctx->group, &offer, offers, sizeof offer);
+/* The steps of context.h through a group. After each one all agree. */
+static onehop_result set_up_with(onehop_t *ctx, tables *t) {
+    int fd = -1, fds[ONEHOP_MAX_RANKS];
+    onehop_result result = oh_rendezvous_allgather(ctx->group, &t->mine, t->all, sizeof t->mine);
+    if (result) return result;
+    result = oh_rendezvous_agree(ctx->group, oh_context_allocate(ctx, t->all, &t->offer, &fd));
+    if (!result)
+        result = oh_rendezvous_allgather(ctx->group, &t->offer, t->offers, sizeof t->offer);
     for (int r = 0; r < ctx->world; r++) fds[r] = -1;
-    if (!result && offers[0].handle.kind == OH_HANDLE_FD)
+    if (!result && t->offers[0].handle.kind == OH_HANDLE_FD)
         result = oh_rendezvous_pass_fds(ctx->group, &fd, 1, fds);
     if (fd >= 0) close(fd);
     if (result) return result;
 
-    result = oh_rendezvous_agree(ctx->group, oh_context_connect(ctx, offers, fds));
+    result = oh_rendezvous_agree(ctx->group, oh_context_connect(ctx, t->offers, fds));
     close_fds(fds, ctx->world);
     if (!result) result = oh_multicast_set_up(ctx);
-    if (!result) result = oh_rendezvous_agree(ctx->group, oh_context_hand_over(ctx, offers));
+    if (!result) result = oh_rendezvous_agree(ctx->group, oh_context_hand_over(ctx, t->offers));
     return result ? result : oh_rendezvous_agree(ctx->group, oh_context_finish(ctx));
+}
+
+static onehop_result set_up(onehop_t *ctx) {
+    tables *t = calloc(1, sizeof *t);
+    onehop_result result = t ? oh_context_introduce(ctx, &t->mine)
+                             : oh_error(ONEHOP_ERR_MEMORY, "onehop_create: no memory");
+    result = oh_rendezvous_agree(ctx->group, result);
+    if (!result) result = set_up_with(ctx, t);
+    free(t);
+    return result;
 }
 
 static onehop_result open_group(onehop_t *ctx) {
@@ -97,6 +108,7 @@ static onehop_result open_group(onehop_t *ctx) {
 }
 
 onehop_result onehop_create(const onehop_config *config, onehop_t **context_out) {
+    OH_NO_CANCEL;
     if (!config || !context_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_create: %s is NULL",
                         config ? "context_out" : "config");
@@ -147,6 +159,7 @@ static onehop_result refuse_nccl(const onehop_config *config) {
 
 onehop_result onehop_create_all(const onehop_config *config, int n, const onehop_device *devices,
                                 onehop_t **contexts_out) {
+    OH_NO_CANCEL;
     onehop_config known;
     onehop_t *ctx[ONEHOP_MAX_RANKS] = {NULL};
     if (!config || !contexts_out)
@@ -185,6 +198,7 @@ onehop_result onehop_create_all(const onehop_config *config, int n, const onehop
 }
 
 void onehop_destroy(onehop_t *context) {
+    OH_NO_CANCEL;
     if (!context) return;
     if (context->comm && oh_process_is(context->process)) {
         /* Own calls end by themselves, at their deadline at the latest. A CUDA stream that cannot
@@ -234,6 +248,7 @@ onehop_result onehop_get_stats(const onehop_t *context, onehop_stats *stats_out)
 }
 
 onehop_result onehop_synchronize(onehop_t *context, onehop_stream_t stream) {
+    OH_NO_CANCEL;
     onehop_result result = oh_context_check(context, "onehop_synchronize");
     if (result) return result;
     if (context->comm) return oh_comm_wait(context->comm, stream);
@@ -246,6 +261,7 @@ onehop_result onehop_synchronize(onehop_t *context, onehop_stream_t stream) {
 }
 
 onehop_result onehop_status(onehop_t *context, onehop_failure *failure_out) {
+    OH_NO_CANCEL;
     onehop_result result = oh_context_check(context, "onehop_status");
     if (result) return result;
     result = context->comm ? oh_comm_look(context->comm) : ONEHOP_OK;
@@ -259,12 +275,14 @@ onehop_result onehop_status(onehop_t *context, onehop_failure *failure_out) {
 }
 
 onehop_result onehop_abort(onehop_t *context) {
+    OH_NO_CANCEL;
     onehop_result result = oh_context_check(context, "onehop_abort");
     if (!result && context->comm) oh_comm_kill(context->comm, OH_FAIL_ABORTED, -1);
     return result;
 }
 
 onehop_result onehop_set_timeout(onehop_t *context, uint32_t timeout_ms) {
+    OH_NO_CANCEL;
     onehop_result result = oh_context_check(context, "onehop_set_timeout");
     if (result) return result;
     if (timeout_ms < 1 || timeout_ms > OH_LONGEST_TIMEOUT_MS)

@@ -74,6 +74,7 @@ onehop_result onehop_comm_row_take(onehop_comm *comm, uint32_t *row_out) {
 
 onehop_result onehop_comm_row_fill(onehop_comm *comm, uint32_t row, const void *const *in,
                                    void *const *out) {
+    OH_NO_CANCEL;
     onehop_result result = check_row(comm, row, "onehop_comm_row_fill");
     if (result) return result;
     oh_row value;
@@ -95,6 +96,7 @@ onehop_result onehop_comm_row_fill(onehop_comm *comm, uint32_t row, const void *
 }
 
 onehop_result onehop_comm_row_release(onehop_comm *comm, uint32_t row) {
+    OH_NO_CANCEL;
     onehop_result result = check_row(comm, row, "onehop_comm_row_release");
     return result ? result : oh_comm_rows_release(comm, &row, 1);
 }

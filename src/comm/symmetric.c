@@ -86,6 +86,7 @@ static onehop_result build(onehop_symmetric *s, onehop_group *group, onehop_devi
 
 onehop_result onehop_symmetric_alloc(onehop_group *group, onehop_device device, size_t bytes,
                                      onehop_symmetric **symmetric_out) {
+    OH_NO_CANCEL;
     if (!group || !symmetric_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_symmetric_alloc: %s is NULL",
                         group ? "symmetric_out" : "group");
@@ -110,6 +111,7 @@ void *onehop_symmetric_ptr(const onehop_symmetric *symmetric, int rank) {
 }
 
 void onehop_symmetric_free(onehop_symmetric *symmetric) {
+    OH_NO_CANCEL;
     if (!symmetric) return;
     if (symmetric->device) {
         for (int r = 0; r < symmetric->world; r++)

@@ -99,6 +99,7 @@ static onehop_result open_planned(onehop_group *group, const oh_group_plan *plan
 }
 
 onehop_result onehop_group_open(const onehop_group_config *config, onehop_group **group_out) {
+    OH_NO_CANCEL;
     oh_group_plan plan;
     int saved = errno;
     onehop_result result = oh_log_check();
@@ -119,6 +120,7 @@ onehop_result onehop_group_open(const onehop_group_config *config, onehop_group 
 }
 
 void onehop_group_close(onehop_group *group) {
+    OH_NO_CANCEL;
     if (!group) return;
     int saved = errno;
     group->kind->close(group, oh_process_is(group->process));
@@ -152,6 +154,7 @@ static onehop_result remember_failure(onehop_group *group, onehop_result result)
 
 onehop_result oh_rendezvous_allgather(onehop_group *group, const void *send, void *recv,
                                       size_t bytes) {
+    OH_NO_CANCEL;
     int saved = errno;
     onehop_result result = check_usable(group);
     if (result) return result;
@@ -208,6 +211,7 @@ onehop_result oh_rendezvous_pass_fds(onehop_group *group, const int *fds, int co
 }
 
 int oh_rendezvous_lost_peer(onehop_group *group) {
+    OH_NO_CANCEL;
     int saved = errno;
     int lost = group->kind->lost_peer(group);
     errno = saved;

@@ -219,6 +219,7 @@ static onehop_group *local_handle(oh_local *local, int rank, uint32_t timeout_ms
 }
 
 onehop_result onehop_group_open_local(int world_size, onehop_group **groups_out) {
+    OH_NO_CANCEL;
     onehop_group *groups[ONEHOP_MAX_RANKS] = {NULL};
     uint32_t timeout_ms = 0;
     oh_local *local = NULL;

@@ -127,6 +127,7 @@ static int start_worker(oh_host_stream *stream) {
 
 /* With the lock held. */
 static void sleep_until(oh_host_stream *stream, uint64_t ticket) {
+    OH_NO_CANCEL;
     stream->sleepers++;
     while (stream->completed < ticket) pthread_cond_wait(&stream->work_went, &stream->lock);
     stream->sleepers--;
@@ -218,6 +219,7 @@ void oh_host_stream_drop(oh_host_stream *stream) {
 }
 
 onehop_result onehop_host_stream_create(onehop_stream_t *stream_out) {
+    OH_NO_CANCEL;
     if (stream_out == NULL)
         return oh_error(ONEHOP_ERR_NULL, "onehop_host_stream_create: stream_out is NULL");
     oh_host_stream *stream = aligned_alloc(CACHE_LINE, sizeof *stream);
@@ -247,6 +249,7 @@ static void end_worker(oh_host_stream *stream) {
 }
 
 void onehop_host_stream_destroy(onehop_stream_t handle) {
+    OH_NO_CANCEL;
     if (handle == NULL) return;
     oh_host_stream *stream = unregister_stream(handle);
     if (stream == NULL) {
