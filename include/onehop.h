@@ -18,6 +18,9 @@
  *   - destroy, close and free take NULL, return void, are local and never wait for a peer.
  *   - An object may be used by any thread, by one thread at a time. Different objects are
  *     independent. onehop_abort, onehop_status and onehop_set_timeout may run beside other calls.
+ *   - An object belongs to the process that made it. In a forked child every call on it gives STATE;
+ *     destroy, close and free there release the child's copies and tell nobody anything. A child may
+ *     make objects of its own (on CUDA, if its parent had not used the driver yet).
  *   - Nothing hangs for ever: a wait for a peer ends at the deadline (config timeout_ms, 300 s by
  *     default) with an error that names the peer. Time in which the process was stopped (SIGSTOP, a
  *     debugger, a suspended machine) does not count, in waits of the host; a GPU's clock goes on.
@@ -25,7 +28,12 @@
  *     orders them alike on all ranks: where one is made to wait for another (one stream, an event, a
  *     wait of the host), it is so on every rank. See onehop_layout_config.max_blocks.
  *   - The library never changes the environment, the current CUDA device or signal handlers, never
- *     calls exit, and starts no thread but the worker of a host stream you create.
+ *     calls exit, and starts no thread but the worker of a host stream you create. Its descriptors
+ *     are close-on-exec and above 2, also while 0 to 2 are closed; those of the GPU driver and other
+ *     libraries that it opens are theirs.
+ *   - No function takes more than 16 KB of the caller's stack, but for what the GPU driver, NVRTC and
+ *     NCCL take. None ends early by pthread_cancel where it may wait or holds something: the request
+ *     stays pending until the call returns.
  *
  * While the version is 0.x every rank of a group must run the same major.minor.
  */
@@ -327,12 +335,10 @@ ONEHOP_API int onehop_group_size(const onehop_group *group);
 
 /* Collective all-gather of `bytes` (at most 16 MiB, the same on all ranks) through the group;
  * `recv` holds world_size * bytes. For callers that bring their own storage and need to exchange
- * handles. A group belongs to the process that opened it: a forked child may only close it. After a
- * failure other than NULL and ARGUMENT the group is broken and must be closed; the peers hear the
- * reason from the rank that fails first, so that all name the same rank. Errors: NULL,
- * ARGUMENT, STATE (forked), MISSING_PEER (deadline), INTERRUPTED (wait hook), PEER_LOST,
- * DISAGREEMENT (sizes differ),
- * SYSTEM. Since 0.1. */
+ * handles. After a failure other than NULL, ARGUMENT and STATE (forked) the group is broken and must
+ * be closed; the peers hear the reason from the rank that fails first, so that all name the same rank.
+ * Errors: NULL, ARGUMENT, STATE, MISSING_PEER (deadline), INTERRUPTED (wait hook), PEER_LOST,
+ * DISAGREEMENT (sizes differ), SYSTEM. Since 0.1. */
 ONEHOP_API onehop_result onehop_group_allgather(onehop_group *group, const void *send, void *recv,
                                                 size_t bytes);
 
@@ -351,7 +357,8 @@ ONEHOP_API onehop_result onehop_group_shrink(onehop_group *group, const int *los
 /* ---- memory -------------------------------------------------------------------------------- */
 
 /* `bytes` of zeroed memory on `device` that peers can map, so that captured calls read and write it
- * without a copy. On the host it is memory of a sealed memfd. Aligned to a page at least. Not
+ * without a copy. On the host it is memory of a sealed memfd, all of it reserved here (MEMORY names
+ * the limit that is reached), on the calling thread's NUMA node. Aligned to a page at least. Not
  * collective. Kind AUTO chooses as onehop_create does. Errors: NULL, ARGUMENT (0 bytes),
  * ENVIRONMENT, NO_DEVICE, UNSUPPORTED, MEMORY, DRIVER, SYSTEM. Since 0.1. */
 ONEHOP_API onehop_result onehop_mem_alloc(onehop_device device, size_t bytes, void **ptr_out);
@@ -368,7 +375,8 @@ typedef struct onehop_symmetric onehop_symmetric;
 ONEHOP_API onehop_result onehop_symmetric_alloc(onehop_group *group, onehop_device device,
                                                 size_t bytes, onehop_symmetric **symmetric_out);
 
-/* Address in this process of rank `rank`'s allocation; NULL if rank is out of range. */
+/* Address in this process of rank `rank`'s allocation; NULL if rank is out of range, and in a forked
+ * child. */
 ONEHOP_API void *onehop_symmetric_ptr(const onehop_symmetric *symmetric, int rank);
 
 /* Local. In one process the last rank frees the memory. */
@@ -943,8 +951,8 @@ ONEHOP_API onehop_result onehop_all_reduce_op(onehop_t *context, const void *in,
 /* ---- host streams ---------------------------------------------------------------------------- */
 
 /* A queue with a worker thread, for the host device: what a CUDA stream is to a GPU. Needed when
- * one thread drives several ranks, and for capture and replay. Not usable in a forked child. A
- * handle that is no host stream gives STREAM. */
+ * one thread drives several ranks, and for capture and replay. A handle that is no host stream gives
+ * STREAM. */
 typedef struct onehop_host_graph onehop_host_graph;
 
 /* Errors: NULL, MEMORY, SYSTEM. Since 0.1. */

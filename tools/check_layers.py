@@ -6,7 +6,7 @@
 A file includes only its own layer and those below; rendezvous, storage and kernels never include each
 other; the command and the examples know only onehop.h and their own files; CUDA headers appear only
 under src/device/cuda and in src/kernels/prim_cuda.h; what becomes a GPU kernel includes no system header;
-file names are unique; only src/base/env.c reads the environment; only cuda_multicast.c calls the driver's multicast
+file names are unique; only src/base/env.c reads the environment; the library makes no descriptor but through src/base/descriptor.h; only cuda_multicast.c calls the driver's multicast
 functions, and nothing that runs on GPUs names the switch that allows them.
 
     check_layers.py [ROOT]         checks the tree (default: the one this script lies in)
@@ -156,6 +156,30 @@ def check_environment(tree):
                           else "the library never changes the environment")
 
 
+# Whatever gives a new descriptor. The driver's has one caller, in cuda_handles.c.
+MAKES_DESCRIPTOR = re.compile(
+    r"(?<![\w.>])(?:open|open64|openat|openat2|creat|fopen|freopen|opendir|popen|tmpfile|mkstemp|mkostemp|shm_open|dup[23]?|"
+    r"pipe2?|memfd_create|socket|socketpair|accept4?|eventfd|epoll_create1?|timerfd_create|signalfd|inotify_init1?|"
+    r"pidfd_open)\s*\(|\bSYS_(?:pidfd|memfd|open|perf)\w*\s*,|\bF_DUPFD\w*|\bcuMemExportToShareableHandle\s*\(\s*[^,\s(*]")
+MOVED_UP = re.compile(r"\boh_fd_high\(\s*(?:\(int\)\s*)?(?:syscall\(\s*)?$")
+RECEIVES = re.compile(r"\b(?:recvmsg|recvmmsg)\s*\(|\bgetsockopt\s*\([^;]*SO_PEERPIDFD")
+
+
+def check_descriptors(tree):
+    for path, text in sorted(tree.text.items()):
+        if layer(path) not in LEVEL or path == "src/base/descriptor.c":
+            continue
+        plain = re.sub(r'"(?:\\.|[^"\\\n])*"', lambda m: '"' * len(m.group()), text)
+        for match in MAKES_DESCRIPTOR.finditer(plain):
+            if "cuMemExport" in match.group() and path == "src/device/cuda/cuda_handles.c":
+                continue
+            if not MOVED_UP.search(plain[:match.start()]):
+                tree.complain(path, match, "makes a descriptor without oh_fd_high: it may become 0, 1 or 2")
+        for match in RECEIVES.finditer(plain):
+            if "oh_fd_high(" not in plain:
+                tree.complain(path, match, "receives a descriptor without oh_fd_high: it may become 0, 1 or 2")
+
+
 def check_multicast(tree):
     for path, text in sorted(tree.text.items()):
         if path != "src/device/cuda/cuda_multicast.c":
@@ -168,7 +192,7 @@ def check_multicast(tree):
 
 def check(root):
     tree = Tree(root)
-    for rule in check_includes, check_kernel_sources, check_names, check_environment, check_multicast:
+    for rule in check_includes, check_kernel_sources, check_names, check_environment, check_descriptors, check_multicast:
         rule(tree)
     return tree
 
@@ -195,6 +219,12 @@ PLANTED = (
     ("multicast elsewhere", "src/device/cuda/u.c", "int x = oh_cu.cuMulticastCreate(&o, &k);\n", "only cuda_multicast.c"),
     ("multicast on a GPU", "tests/gpu/v.c", 'int x = setenv("ONEHOP_MULTICAST", "1", 1);\n', "switches multicast on"),
     ("multicast where it may be", "src/device/cuda/cuda_multicast.c", "int x = oh_cu.cuMulticastCreate(&o, &k);\n", ""),
+    ("a bare socket", "src/rendezvous/w.c", "int fd = socket(AF_UNIX, SOCK_STREAM, 0);\n", "without oh_fd_high"),
+    ("a bare dup", "src/device/x.c", "int fd = fcntl(old, F_DUPFD_CLOEXEC, 0);\n", "without oh_fd_high"),
+    ("a bare pidfd", "src/rendezvous/y.c", "int fd = syscall(SYS_pidfd_open, pid, 0);\n", "without oh_fd_high"),
+    ("a received one", "src/rendezvous/z.c", "n = recvmsg(fd, &message, 0);\n", "receives a descriptor"),
+    ("a descriptor moved up", "src/comm/aa.c", "int fd = oh_fd_high(\n    openat(at, name, O_RDONLY));\n", ""),
+    ("a descriptor of the command", "src/cli/bb.c", "int fd = open(name, 0);\n", ""),
     ("all of it allowed", "src/ops/p.c", '#include <onehop.h>\n#include "comm/comm.h"\n#include "base/base.h"\n', ""),
     ("getenv in env.c", "src/base/env.c", 'const char *s = getenv("ONEHOP_LOG");\n', ""),
     ("only in a comment", "src/base/q.c", '/* #include "ops/ops.h"\n getenv(x) */\n// getenv(y)\n', ""),

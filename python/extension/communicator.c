@@ -124,7 +124,6 @@ static int communicator_init(Communicator *self, PyObject *args, PyObject *kwarg
 static void end(Communicator *self) {
     onehop_comm *comm = self->comm;
     self->comm = NULL;
-    if (self->guard.owner != getpid()) return; /* a forked child: its parent still uses it */
     Py_BEGIN_ALLOW_THREADS;
     onehop_comm_destroy(comm);
     Py_END_ALLOW_THREADS;
@@ -132,7 +131,7 @@ static void end(Communicator *self) {
 
 static PyObject *communicator_destroy(Communicator *self, PyObject *unused) {
     (void)unused;
-    if (self->comm && enter(self)) return NULL;
+    if (self->comm && self->guard.owner == getpid() && enter(self)) return NULL;
     if (self->comm) end(self);
     Py_RETURN_NONE;
 }

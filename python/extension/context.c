@@ -205,7 +205,6 @@ static int end(Context *self) {
     ext_wait wait;
     self->context = NULL;
     self->group = NULL;
-    if (self->guard.owner != getpid()) return 0; /* a forked child: its parent still uses them */
     ext_wait_begin(&wait);
     onehop_destroy(context);
     onehop_group_close(group);
@@ -214,7 +213,8 @@ static int end(Context *self) {
 
 static PyObject *context_destroy(Context *self, PyObject *unused) {
     (void)unused;
-    if (self->guard.busy || self->guard.beside)
+    /* Who was inside when this process was forked is not here. */
+    if (self->guard.owner == getpid() && (self->guard.busy || self->guard.beside))
         return ext_raise_with(ONEHOP_ERR_STATE,
                               "onehop context: another thread is inside a call on it; abort() ends "
                               "that, then destroy",

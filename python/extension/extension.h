@@ -13,7 +13,7 @@
 /* The library may be used by one thread at a time for each object; the GIL, released while a call
  * waits, does not see to that. */
 typedef struct ext_guard {
-    pid_t owner; /* the process that made the object; a forked child leaves it alone */
+    pid_t owner; /* the process that made the object: threads inside it are there */
     int busy;    /* a call that no other may run beside */
     int beside;  /* calls that may run beside any other but the end */
 } ext_guard;

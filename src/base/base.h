@@ -30,6 +30,13 @@ void oh_log(onehop_log_level level, const char *format, ...) __attribute__((form
  * object; until the first call, and after a refusal, a bad value counts as the default. */
 onehop_result oh_log_check(void);
 
+/* The rest of the block runs without being cancelled (pthread_cancel): for what makes system calls
+ * with locks held, descriptors open or peers informed. A request stays pending. */
+#define OH_NO_CANCEL                                                                               \
+    __attribute__((cleanup(oh_cancel_restore), unused)) int oh_cancel_state = oh_cancel_forbid()
+int oh_cancel_forbid(void);
+void oh_cancel_restore(const int *state);
+
 /* CLOCK_MONOTONIC. */
 uint64_t oh_clock_ns(void);
 void oh_sleep_us(unsigned us);
@@ -125,6 +132,36 @@ static inline bool oh_id128_equal(oh_id128 a, oh_id128 b) {
 /* Random, made once per process; a forked child gets its own. A pid would not do: ranks in
  * different pid namespaces may share one. */
 onehop_result oh_process_id(oh_id128 *id_out);
+
+/* The number of this process among its ancestors, never 0. Every object keeps that of the process
+ * that made it; see process.c. */
+uint64_t oh_process(void);
+
+extern uint64_t *oh_process_word; /* read through oh_process_is only */
+
+/* Is this the process that made an object? One load; no system call. */
+static inline bool oh_process_is(uint64_t process) {
+    return __atomic_load_n(oh_process_word, __ATOMIC_RELAXED) == process;
+}
+
+/* STATE: the `what` is a forked child's copy. */
+onehop_result oh_process_refuse(const char *what);
+
+static inline onehop_result oh_process_check(uint64_t process, const char *what) {
+    return oh_process_is(process) ? ONEHOP_OK : oh_process_refuse(what);
+}
+
+/* Runs in every forked child, before it has a second thread. */
+void oh_process_add_reset(void (*reset)(void));
+
+/* After the definition of a static mutex: a forked child finds it free. */
+#define OH_RESET_IN_CHILD(mutex)                                                                   \
+    static void mutex##_in_child(void) {                                                           \
+        pthread_mutex_init(&mutex, NULL);                                                          \
+    }                                                                                              \
+    __attribute__((constructor)) static void mutex##_at_start(void) {                              \
+        oh_process_add_reset(mutex##_in_child);                                                    \
+    }
 
 #define OH_LENGTH(array) (sizeof(array) / sizeof *(array))
 

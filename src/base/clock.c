@@ -11,6 +11,7 @@ uint64_t oh_clock_ns(void) {
 }
 
 void oh_sleep_us(unsigned us) {
+    OH_NO_CANCEL;
     int saved = errno;
     struct timespec left = {(time_t)(us / 1000000), (long)(us % 1000000) * 1000};
     while (nanosleep(&left, &left) && errno == EINTR) {

@@ -59,6 +59,22 @@ onehop_result oh_error(onehop_result result, const char *format, ...) {
     return result;
 }
 
+/* strerror is not safe with threads, and of strerror_r there are two: glibc's, which may or may not
+ * use the buffer, and that of POSIX. */
+__attribute__((unused)) static const char *reason_of_gnu(const char *text, const char *buffer) {
+    (void)buffer;
+    return text;
+}
+
+__attribute__((unused)) static const char *reason_of_posix(int failed, const char *buffer) {
+    return failed ? "unknown error" : buffer;
+}
+
+#define OH_REASON(value, buffer)                                                                   \
+    _Generic(strerror_r(value, buffer, sizeof buffer),                                             \
+        int: reason_of_posix,                                                                      \
+        default: reason_of_gnu)(strerror_r(value, buffer, sizeof buffer), buffer)
+
 onehop_result oh_error_errno(onehop_result result, int errno_value, const char *format, ...) {
     int saved = errno;
     char scratch[OH_SENTENCE_BYTES] = "";
@@ -68,10 +84,7 @@ onehop_result oh_error_errno(onehop_result result, int errno_value, const char *
     vsnprintf(scratch, sizeof scratch, format, arguments);
     va_end(arguments);
     size_t used = strlen(scratch);
-    /* The GNU strerror_r, which may or may not use the buffer; strerror is not safe with threads.
-     */
-    snprintf(scratch + used, sizeof scratch - used, ": %s",
-             strerror_r(errno_value, reason, sizeof reason));
+    snprintf(scratch + used, sizeof scratch - used, ": %s", OH_REASON(errno_value, reason));
     keep(result, scratch);
     errno = saved;
     return result;

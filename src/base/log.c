@@ -18,6 +18,13 @@
 static const char *const level_words[] = {"off", "error", "warn", "info", "debug", NULL};
 
 static pthread_rwlock_t log_lock = PTHREAD_RWLOCK_INITIALIZER;
+static void log_in_child(void) {
+    pthread_rwlock_init(&log_lock, NULL);
+}
+__attribute__((constructor)) static void log_at_start(void) {
+    oh_process_add_reset(log_in_child);
+}
+
 static onehop_log_fn log_function;
 static void *log_user;
 static atomic_int log_level = OH_LEVEL_UNREAD;
@@ -49,6 +56,7 @@ static int level_now(void) {
 }
 
 static void emit(onehop_log_level level, const char *line) {
+    OH_NO_CANCEL;
     pthread_rwlock_rdlock(&log_lock);
     if (log_function)
         log_function(log_user, level, line);

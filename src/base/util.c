@@ -2,6 +2,7 @@
 #include "base/base.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -27,6 +28,17 @@ onehop_result oh_config_copy(void *to, size_t known, const void *from, const cha
     memcpy(to, from, size < known ? size : known);
     memcpy(to, &known, sizeof known);
     return ONEHOP_OK;
+}
+
+int oh_cancel_forbid(void) {
+    int state = PTHREAD_CANCEL_ENABLE;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+    return state;
+}
+
+void oh_cancel_restore(const int *state) {
+    int unused;
+    pthread_setcancelstate(*state, &unused);
 }
 
 uint64_t oh_hash(uint64_t hash, const void *bytes, size_t size) {

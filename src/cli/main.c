@@ -1,9 +1,11 @@
 /* Entry of the executable: finds the subcommand. */
 #include "cli/cli.h"
 
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 const char *cli_command = "";
 
@@ -93,7 +95,16 @@ int cli_exit_for(onehop_result result) {
     }
 }
 
+/* What was closed when the command started must not become a pipe or a result file. */
+static void hold_standard_descriptors(void) {
+    int fd;
+    do fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0) close(fd);
+}
+
 int main(int argc, char **argv) {
+    hold_standard_descriptors();
     if (argc < 2) {
         print_commands(stderr);
         return CLI_USAGE;

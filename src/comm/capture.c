@@ -43,7 +43,8 @@ void oh_capture_note(onehop_t *ctx, const oh_request *q, const oh_plan *plan) {
 }
 
 static onehop_result begin(onehop_t *ctx) {
-    if (!ctx) return oh_error(ONEHOP_ERR_NULL, "onehop_capture_begin: context is NULL");
+    onehop_result result = oh_context_check(ctx, "onehop_capture_begin");
+    if (result) return result;
     if (ctx->capturing)
         return oh_error(ONEHOP_ERR_STATE, "onehop_capture_begin: already capturing");
     oh_batch_recycle(ctx);
@@ -110,6 +111,7 @@ static onehop_result compare_by_group(onehop_t *ctx) {
 }
 
 onehop_result onehop_capture_begin(onehop_t *context) {
+    OH_NO_CANCEL;
     return begin(context);
 }
 
@@ -120,9 +122,9 @@ static size_t count_rows(const onehop_t *ctx) {
 }
 
 static onehop_result check_end(const onehop_t *ctx, const char *call) {
-    if (!ctx) return oh_error(ONEHOP_ERR_NULL, "%s: context is NULL", call);
-    if (!ctx->capturing) return oh_error(ONEHOP_ERR_STATE, "%s: not capturing", call);
-    return ONEHOP_OK;
+    onehop_result result = oh_context_check(ctx, call);
+    if (!result && !ctx->capturing) result = oh_error(ONEHOP_ERR_STATE, "%s: not capturing", call);
+    return result;
 }
 
 /* One rank ends its capture. */
@@ -137,6 +139,7 @@ static onehop_result check_end_alone(const onehop_t *ctx, const char *call) {
 }
 
 onehop_result onehop_capture_end(onehop_t *context) {
+    OH_NO_CANCEL;
     onehop_result result = check_end_alone(context, "onehop_capture_end");
     if (result) return result;
     context->capturing = false;
@@ -148,10 +151,10 @@ onehop_result onehop_capture_end(onehop_t *context) {
 
 onehop_result onehop_capture_inputs(const onehop_t *context, onehop_captured_input *inputs_out,
                                     size_t room, size_t *count_out) {
-    if (!context || !count_out || (room && !inputs_out))
+    onehop_result result = check_end(context, "onehop_capture_inputs");
+    if (result) return result;
+    if (!count_out || (room && !inputs_out))
         return oh_error(ONEHOP_ERR_NULL, "onehop_capture_inputs: a pointer is NULL");
-    if (!context->capturing)
-        return oh_error(ONEHOP_ERR_STATE, "onehop_capture_inputs: not capturing");
     size_t count = 0;
     for (size_t i = 0; i < context->captured_count; i++) {
         const oh_captured_memory *m = &context->captured_memory[i];
@@ -202,6 +205,7 @@ static onehop_result fill_mapped(onehop_t *ctx, const void *const *in, void *con
 /* Wrong arguments of one rank leave all of them capturing. */
 onehop_result onehop_capture_end_mapped(onehop_t *context, const void *const *in, void *const *out,
                                         size_t count) {
+    OH_NO_CANCEL;
     onehop_result result = check_end_alone(context, "onehop_capture_end_mapped");
     if (result) return result;
     result = check_mapped(context, in, out, count);
@@ -219,6 +223,7 @@ onehop_result oh_check_all(onehop_t *const *contexts, int n, const char *call) {
     if (!contexts) return oh_error(ONEHOP_ERR_NULL, "%s: contexts is NULL", call);
     for (int r = 0; r < n; r++) {
         if (!contexts[r]) return oh_error(ONEHOP_ERR_NULL, "%s: context %d is NULL", call, r);
+        if (!oh_process_is(contexts[r]->process)) return oh_process_refuse("context");
         if (contexts[r]->rank != r || contexts[r]->world != n)
             return oh_error(ONEHOP_ERR_ARGUMENT,
                             "%s: context %d is rank %d of %d, expected rank %d of %d", call, r,
@@ -228,6 +233,7 @@ onehop_result oh_check_all(onehop_t *const *contexts, int n, const char *call) {
 }
 
 onehop_result onehop_capture_begin_all(onehop_t *const *contexts, int n) {
+    OH_NO_CANCEL;
     onehop_result result = oh_check_all(contexts, n, "onehop_capture_begin_all");
     for (int r = 0; r < n && !result; r++)
         if (contexts[r]->capturing)
@@ -238,6 +244,7 @@ onehop_result onehop_capture_begin_all(onehop_t *const *contexts, int n) {
 }
 
 onehop_result onehop_capture_end_all(onehop_t *const *contexts, int n) {
+    OH_NO_CANCEL;
     onehop_result result = oh_check_all(contexts, n, "onehop_capture_end_all");
     for (int r = 0; r < n && !result; r++)
         result = check_end(contexts[r], "onehop_capture_end_all");

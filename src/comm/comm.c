@@ -138,6 +138,11 @@ static onehop_result comm_init(onehop_comm *comm, const onehop_comm_config *c) {
     if (!result) result = comm->device->ops->host_address(comm->device, c->host, &device_page);
     if (result) return result;
     fill_template(comm, c, device_page);
+    if (comm->dispatch.kind == ONEHOP_DEVICE_HOST) {
+        comm->scratch = aligned_alloc(64, OH_SCRATCH_BYTES);
+        if (!comm->scratch) return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory");
+        comm->side.scratch = (uintptr_t)comm->scratch;
+    }
     comm->row_tags = calloc(layout.max_rows, sizeof *comm->row_tags);
     if (!comm->row_tags) return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory for its rows");
     comm->stats.symmetric_bytes = layout.symmetric_bytes;
@@ -155,6 +160,7 @@ onehop_result oh_comm_open(const onehop_comm_config *config, const oh_comm_parts
     onehop_comm *comm = calloc(1, sizeof *comm);
     if (!comm) return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory");
     pthread_mutex_init(&comm->failure_lock, NULL);
+    comm->process = oh_process();
     comm->device = parts->device;
     comm->group = parts->group;
     comm->dispatch = *parts->dispatch;
@@ -211,6 +217,7 @@ static onehop_result claim_grids(onehop_comm *comm, uint32_t flags) {
 }
 
 onehop_result onehop_comm_create(const onehop_comm_config *config, onehop_comm **comm_out) {
+    OH_NO_CANCEL;
     if (!config || !comm_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_comm_create: %s is NULL",
                         config ? "comm_out" : "config");
@@ -246,17 +253,20 @@ onehop_result onehop_comm_create(const onehop_comm_config *config, onehop_comm *
 }
 
 void onehop_comm_destroy(onehop_comm *comm) {
+    OH_NO_CANCEL;
     if (!comm) return;
     free(comm->functions);
     free(comm->row_tags);
+    free(comm->scratch);
     pthread_mutex_destroy(&comm->failure_lock);
     if (comm->owns_device) comm->device->ops->close(comm->device);
-    oh_residency_release(comm->residency);
+    if (oh_process_is(comm->process)) oh_residency_release(comm->residency);
     free(comm);
 }
 
 onehop_result onehop_storage_arm(const onehop_layout_config *config, onehop_device device,
                                  void *symmetric, void *local, void *host) {
+    OH_NO_CANCEL;
     if (!config || !symmetric || !local || !host)
         return oh_error(ONEHOP_ERR_NULL, "onehop_storage_arm: a pointer is NULL");
     if ((uintptr_t)symmetric % 4096 || (uintptr_t)local % 256 || (uintptr_t)host % 256)

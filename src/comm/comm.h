@@ -24,6 +24,8 @@
 #define OH_COUNTS_ON_GPU(flags) (!((flags) & (ONEHOP_FLAG_EARLY_TRIGGER | ONEHOP_FLAG_ORDERED)))
 
 struct onehop_comm {
+    oh_host_side side; /* first: where host_poll_argument points */
+    uint64_t process;  /* that made it */
     oh_device *device;
     bool owns_device;
     oh_residency *residency; /* over the caller's memory; NULL: its context's, or not counted */
@@ -32,6 +34,7 @@ struct onehop_comm {
     uint32_t timeout_ms;
     oh_args args; /* template: all that does not change from call to call */
     oh_host_page *page;
+    void *scratch;                                     /* on the host device */
     oh_function *functions;                            /* by kernel index */
     int16_t fused[OH_OPERATIONS][ONEHOP_BFLOAT16 + 1]; /* kernel index, -1: none */
     onehop_group *group;                               /* to watch the peers; may be NULL */
@@ -128,7 +131,7 @@ onehop_result oh_comm_rows_fill(onehop_comm *comm, const uint32_t *rows, oh_row 
                                 size_t count);
 onehop_result oh_comm_rows_release(onehop_comm *comm, const uint32_t *rows, size_t count);
 
-/* OK, or the error of a dead communicator. Reads host memory only. */
+/* OK, or the error of a dead communicator, or of a forked child's copy. Reads host memory only. */
 onehop_result oh_comm_check(onehop_comm *comm);
 
 /* As oh_comm_check, after a look at the control page and the group. Since it may talk to the device

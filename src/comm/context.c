@@ -7,12 +7,14 @@
 #include <string.h>
 #include <unistd.h>
 
+/* In a forked child it frees the child's copies; the devices know which calls are theirs. */
 static void release(onehop_t *ctx) {
     /* Also where creation failed on some rank: NCCL would wait for it. */
     const bool dead = !ctx->comm || __atomic_load_n(&ctx->comm->dead, __ATOMIC_ACQUIRE);
+    const bool ours = oh_process_is(ctx->process);
     oh_batch_drop_all(ctx);
     onehop_comm_destroy(ctx->comm);
-    if (ctx->nccl) oh_nccl_disconnect(ctx->device, ctx->nccl, dead);
+    if (ctx->nccl && ours) oh_nccl_disconnect(ctx->device, ctx->nccl, dead);
     if (ctx->device) {
         const oh_device_ops *ops = ctx->device->ops;
         ops->multicast_release(ctx->device, &ctx->multicast);
@@ -21,7 +23,7 @@ static void release(onehop_t *ctx) {
         if (ctx->host) ops->host_free(ctx->device, ctx->host);
         ops->close(ctx->device);
     }
-    oh_residency_release(ctx->residency);
+    if (ours) oh_residency_release(ctx->residency);
     if (ctx->owns_group) onehop_group_close(ctx->group);
     oh_tuning_free(&ctx->tuning);
     free(ctx->captured);
@@ -52,35 +54,46 @@ static void close_fds(int *fds, int count) {
         if (fds[i] >= 0) close(fds[i]);
 }
 
-/* The steps of context.h through a group. After each one all agree. */
-static onehop_result set_up(onehop_t *ctx) {
+/* What ranks tell each other, 5 KiB: too much for some threads' stacks. */
+typedef struct tables {
     oh_introduction mine, all[ONEHOP_MAX_RANKS];
     oh_offer offer, offers[ONEHOP_MAX_RANKS];
-    uint32_t claim = 0, blocks[ONEHOP_MAX_RANKS];
-    int fd = -1, fds[ONEHOP_MAX_RANKS];
-    memset(&mine, 0, sizeof mine);
-    onehop_result result = check_environment();
-    if (!result) result = oh_context_introduce(ctx, &mine);
-    result = oh_rendezvous_agree(ctx->group, result);
-    if (!result) result = oh_rendezvous_allgather(ctx->group, &mine, all, sizeof mine);
-    if (!result) result = oh_rendezvous_agree(ctx->group, oh_context_claim(ctx, all, &claim));
-    if (!result) result = oh_rendezvous_allgather(ctx->group, &claim, blocks, sizeof claim);
-    if (result) return result;
+    uint32_t claim, blocks[ONEHOP_MAX_RANKS];
+} tables;
 
-    memset(&offer, 0, sizeof offer);
-    result = oh_rendezvous_agree(ctx->group, oh_context_allocate(ctx, all, blocks, &offer, &fd));
-    if (!result) result = oh_rendezvous_allgather(ctx->group, &offer, offers, sizeof offer);
+/* The steps of context.h through a group. After each one all agree. */
+static onehop_result set_up_with(onehop_t *ctx, tables *t) {
+    int fd = -1, fds[ONEHOP_MAX_RANKS];
+    onehop_result result = oh_rendezvous_allgather(ctx->group, &t->mine, t->all, sizeof t->mine);
+    if (!result) result = oh_rendezvous_agree(ctx->group, oh_context_claim(ctx, t->all, &t->claim));
+    if (!result) result = oh_rendezvous_allgather(ctx->group, &t->claim, t->blocks, sizeof t->claim);
+    if (result) return result;
+    result = oh_rendezvous_agree(ctx->group,
+                                 oh_context_allocate(ctx, t->all, t->blocks, &t->offer, &fd));
+    if (!result)
+        result = oh_rendezvous_allgather(ctx->group, &t->offer, t->offers, sizeof t->offer);
     for (int r = 0; r < ctx->world; r++) fds[r] = -1;
-    if (!result && offers[0].handle.kind == OH_HANDLE_FD)
+    if (!result && t->offers[0].handle.kind == OH_HANDLE_FD)
         result = oh_rendezvous_pass_fds(ctx->group, &fd, 1, fds);
     if (fd >= 0) close(fd);
     if (result) return result;
 
-    result = oh_rendezvous_agree(ctx->group, oh_context_connect(ctx, offers, fds));
+    result = oh_rendezvous_agree(ctx->group, oh_context_connect(ctx, t->offers, fds));
     close_fds(fds, ctx->world);
     if (!result) result = oh_multicast_set_up(ctx);
-    if (!result) result = oh_rendezvous_agree(ctx->group, oh_context_hand_over(ctx, offers));
+    if (!result) result = oh_rendezvous_agree(ctx->group, oh_context_hand_over(ctx, t->offers));
     return result ? result : oh_rendezvous_agree(ctx->group, oh_context_finish(ctx));
+}
+
+static onehop_result set_up(onehop_t *ctx) {
+    tables *t = calloc(1, sizeof *t);
+    onehop_result result = t ? check_environment()
+                             : oh_error(ONEHOP_ERR_MEMORY, "onehop_create: no memory");
+    if (!result) result = oh_context_introduce(ctx, &t->mine);
+    result = oh_rendezvous_agree(ctx->group, result);
+    if (!result) result = set_up_with(ctx, t);
+    free(t);
+    return result;
 }
 
 static onehop_result open_group(const onehop_config *c, onehop_group **group_out) {
@@ -107,6 +120,7 @@ static onehop_result make(onehop_t *ctx, const onehop_config *config, onehop_gro
 }
 
 onehop_result onehop_create(const onehop_config *config, onehop_t **context_out) {
+    OH_NO_CANCEL;
     if (!config || !context_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_create: %s is NULL",
                         config ? "context_out" : "config");
@@ -123,6 +137,7 @@ onehop_result onehop_create(const onehop_config *config, onehop_t **context_out)
         if (!known.group) onehop_group_close(group);
         return result;
     }
+    ctx->process = oh_process();
     result = make(ctx, &known, group);
     if (result) {
         release(ctx);
@@ -165,6 +180,7 @@ static onehop_result refuse_nccl(const onehop_config *config) {
 
 onehop_result onehop_create_all(const onehop_config *config, int n, const onehop_device *devices,
                                 onehop_t **contexts_out) {
+    OH_NO_CANCEL;
     onehop_config known;
     onehop_t *ctx[ONEHOP_MAX_RANKS] = {NULL};
     if (!config || !contexts_out)
@@ -186,6 +202,7 @@ onehop_result onehop_create_all(const onehop_config *config, int n, const onehop
             result = oh_error(ONEHOP_ERR_MEMORY, "onehop_create_all: no memory");
             break;
         }
+        ctx[r]->process = oh_process();
         ctx[r]->config = known;
         if (devices) ctx[r]->config.device = devices[r];
         ctx[r]->rank = r;
@@ -210,8 +227,9 @@ static onehop_result await_own_calls(onehop_comm *comm) {
 }
 
 void onehop_destroy(onehop_t *context) {
+    OH_NO_CANCEL;
     if (!context) return;
-    if (context->comm) {
+    if (context->comm && oh_process_is(context->process)) {
         /* A CUDA stream that cannot be asked (say, being captured) may still run one: its memory must stay. A host stream
          * ends its calls before it goes. */
         onehop_result result = ONEHOP_OK;
@@ -229,6 +247,11 @@ void onehop_destroy(onehop_t *context) {
 
 /* ---- asking -------------------------------------------------------------------------------------- */
 
+onehop_result oh_context_check(const onehop_t *ctx, const char *call) {
+    if (!ctx) return oh_error(ONEHOP_ERR_NULL, "%s: context is NULL", call);
+    return oh_process_check(ctx->process, "context");
+}
+
 int onehop_rank(const onehop_t *context) {
     return context ? context->rank : -1;
 }
@@ -243,20 +266,22 @@ onehop_device onehop_get_device(const onehop_t *context) {
 }
 
 onehop_result onehop_get_stats(const onehop_t *context, onehop_stats *stats_out) {
-    if (!context || !stats_out)
-        return oh_error(ONEHOP_ERR_NULL, "onehop_get_stats: %s is NULL",
-                        context ? "stats_out" : "context");
+    onehop_result result = oh_context_check(context, "onehop_get_stats");
+    if (result) return result;
+    if (!stats_out) return oh_error(ONEHOP_ERR_NULL, "onehop_get_stats: stats_out is NULL");
     *stats_out = context->comm ? context->comm->stats : context->alone;
     if (context->comm) stats_out->rows_used = context->comm->rows_used;
     return ONEHOP_OK;
 }
 
 onehop_result onehop_synchronize(onehop_t *context, onehop_stream_t stream) {
-    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_synchronize: context is NULL");
+    OH_NO_CANCEL;
+    onehop_result result = oh_context_check(context, "onehop_synchronize");
+    if (result) return result;
     if (context->comm) return oh_comm_wait(context->comm, stream);
     for (const uint64_t begun = oh_clock_ns();;) {
         bool idle = false;
-        onehop_result result = context->device->ops->stream_idle(context->device, stream, &idle);
+        result = context->device->ops->stream_idle(context->device, stream, &idle);
         if (result || idle) return result;
         if (oh_wait_interrupted()) return oh_wait_ended("onehop_synchronize");
         oh_sleep_us(oh_wait_rest_us(oh_clock_ns() - begun));
@@ -264,8 +289,10 @@ onehop_result onehop_synchronize(onehop_t *context, onehop_stream_t stream) {
 }
 
 onehop_result onehop_status(onehop_t *context, onehop_failure *failure_out) {
-    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_status: context is NULL");
-    onehop_result result = context->comm ? oh_comm_look(context->comm) : ONEHOP_OK;
+    OH_NO_CANCEL;
+    onehop_result result = oh_context_check(context, "onehop_status");
+    if (result) return result;
+    result = context->comm ? oh_comm_look(context->comm) : ONEHOP_OK;
     if (failure_out) {
         memset(failure_out, 0, sizeof *failure_out);
         failure_out->rank = context->rank;
@@ -276,13 +303,16 @@ onehop_result onehop_status(onehop_t *context, onehop_failure *failure_out) {
 }
 
 onehop_result onehop_abort(onehop_t *context) {
-    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_abort: context is NULL");
-    if (context->comm) oh_comm_kill(context->comm, OH_FAIL_ABORTED, -1);
-    return ONEHOP_OK;
+    OH_NO_CANCEL;
+    onehop_result result = oh_context_check(context, "onehop_abort");
+    if (!result && context->comm) oh_comm_kill(context->comm, OH_FAIL_ABORTED, -1);
+    return result;
 }
 
 onehop_result onehop_set_timeout(onehop_t *context, uint32_t timeout_ms) {
-    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_set_timeout: context is NULL");
+    OH_NO_CANCEL;
+    onehop_result result = oh_context_check(context, "onehop_set_timeout");
+    if (result) return result;
     if (timeout_ms < 1 || timeout_ms > OH_LONGEST_TIMEOUT_MS)
         return oh_error(ONEHOP_ERR_ARGUMENT, "onehop_set_timeout: %u ms, expected 1..2^31",
                         timeout_ms);

@@ -64,6 +64,7 @@ typedef struct oh_captured_memory {
 typedef struct oh_batch oh_batch;
 
 struct onehop {
+    uint64_t process; /* that made it */
     onehop_group *group;
     bool owns_group;
     int rank, world;
@@ -109,6 +110,9 @@ onehop_result oh_multicast_set_up_all(onehop_t *const *ctx, int n);
 
 onehop_result oh_context_hand_over(onehop_t *ctx, const oh_offer *offers);
 onehop_result oh_context_finish(onehop_t *ctx);
+
+/* Every public function of a context begins with it. Errors: NULL, STATE (a forked child's copy). */
+onehop_result oh_context_check(const onehop_t *ctx, const char *call);
 
 /* The contexts of a call on all ranks: the whole group, in rank order. */
 onehop_result oh_check_all(onehop_t *const *contexts, int n, const char *call);

@@ -80,6 +80,7 @@ static onehop_result make(const onehop_t *ctx, const oh_build *b, onehop_op_t **
 
 onehop_result onehop_op_create(onehop_t *context, const onehop_op_config *config,
                                onehop_op_t **op_out) {
+    OH_NO_CANCEL;
     onehop_op_config known;
     oh_build build;
     if (!context || !config || !op_out)
@@ -87,7 +88,9 @@ onehop_result onehop_op_create(onehop_t *context, const onehop_op_config *config
                         !context ? "context"
                         : config ? "op_out"
                                  : "config");
-    onehop_result result = check(context, config, &known);
+    onehop_result result = oh_context_check(context, name);
+    if (result) return result;
+    result = check(context, config, &known);
     if (!context->comm) return result;
     if (result) {
         memset(&build, 0, sizeof build);
@@ -101,6 +104,7 @@ onehop_result onehop_op_create(onehop_t *context, const onehop_op_config *config
 
 onehop_result onehop_op_create_all(onehop_t *const *contexts, int n, const onehop_op_config *config,
                                    onehop_op_t **ops_out) {
+    OH_NO_CANCEL;
     onehop_op_config known;
     onehop_op_t *ops[ONEHOP_MAX_RANKS] = {NULL};
     onehop_result result = oh_check_all(contexts, n, "onehop_op_create_all");

@@ -136,7 +136,9 @@ static bool is_dead(onehop_comm *comm) {
     return kind || dead;
 }
 
+/* A forked child's copy first: the host memory of a GPU may not even be mapped there. */
 onehop_result oh_comm_check(onehop_comm *comm) {
+    if (!oh_process_is(comm->process)) return oh_process_refuse("communicator");
     return is_dead(comm) ? report(comm) : ONEHOP_OK;
 }
 
@@ -243,15 +245,18 @@ static int gone_peer(onehop_comm *comm) {
 /* Is a call of this rank running right now? Host paths raise busy; kernels run ahead of their epoch
  * words. */
 static bool in_flight(onehop_comm *comm) {
-    uint64_t words[OH_LOCAL_EPOCHS / 8], epochs[1024];
+    uint64_t words[OH_LOCAL_EPOCHS / 8], epochs[160]; /* as many at a time, for the stack */
     oh_local head;
     const uint32_t blocks = comm->dispatch.planes.max_blocks;
-    if (oh_comm_load_u64s(comm, comm->args.local, words, OH_LENGTH(words)) ||
-        oh_comm_load_u64s(comm, comm->args.local + OH_LOCAL_EPOCHS, epochs, blocks))
-        return false;
+    if (oh_comm_load_u64s(comm, comm->args.local, words, OH_LENGTH(words))) return false;
     memcpy(&head, words, sizeof words);
-    for (uint32_t b = 0; b < blocks; b++)
-        if (head.running == OH_EPOCH_NEXT((uint32_t)epochs[b])) return true;
+    for (uint32_t b = 0; b < blocks; b++) {
+        const uint32_t at = b % OH_LENGTH(epochs), left = blocks - b;
+        if (at == 0 && oh_comm_load_u64s(comm, comm->args.local + OH_LOCAL_EPOCHS + b * 8, epochs,
+                                         left < OH_LENGTH(epochs) ? left : OH_LENGTH(epochs)))
+            return false;
+        if (head.running == OH_EPOCH_NEXT((uint32_t)epochs[at])) return true;
+    }
     return head.busy;
 }
 

@@ -53,10 +53,12 @@ static void adopt(onehop_t *ctx, const oh_build *b) {
 }
 
 onehop_result onehop_prepare(onehop_t *context, const onehop_prepare_config *config) {
+    OH_NO_CANCEL;
     onehop_prepare_config known;
     oh_build build;
-    if (!context) return oh_error(ONEHOP_ERR_NULL, "%s: context is NULL", name);
-    onehop_result result = check_config(config, &known);
+    onehop_result result = oh_context_check(context, name);
+    if (result) return result;
+    result = check_config(config, &known);
     if (!context->comm) return result;
     plan(context, &known, &build);
     result = oh_build_by_group(context, &build, result);
@@ -66,6 +68,7 @@ onehop_result onehop_prepare(onehop_t *context, const onehop_prepare_config *con
 
 onehop_result onehop_prepare_all(onehop_t *const *contexts, int n,
                                  const onehop_prepare_config *config) {
+    OH_NO_CANCEL;
     onehop_prepare_config known;
     onehop_result result = oh_check_all(contexts, n, "onehop_prepare_all");
     if (!result) result = check_config(config, &known);

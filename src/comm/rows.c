@@ -8,6 +8,7 @@
 
 static onehop_result check_row(const onehop_comm *comm, uint32_t row, const char *call) {
     if (!comm) return oh_error(ONEHOP_ERR_NULL, "%s: comm is NULL", call);
+    if (!oh_process_is(comm->process)) return oh_process_refuse("communicator");
     if (row >= comm->stats.rows_total || !comm->row_tags[row])
         return oh_error(ONEHOP_ERR_ARGUMENT, "%s: row %u is not taken", call, row);
     return ONEHOP_OK;
@@ -57,6 +58,7 @@ onehop_result oh_comm_rows_release(onehop_comm *comm, const uint32_t *rows, size
 onehop_result onehop_comm_row_take(onehop_comm *comm, uint32_t *row_out) {
     if (!comm || !row_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_comm_row_take: a pointer is NULL");
+    if (!oh_process_is(comm->process)) return oh_process_refuse("communicator");
     for (uint32_t row = comm->first_row; row < comm->stats.rows_total; row++) {
         if (comm->row_tags[row]) continue;
         if (++comm->last_tag == 0) comm->last_tag = 1;
@@ -100,6 +102,7 @@ onehop_result onehop_comm_row_fill(onehop_comm *comm, uint32_t row, const void *
 }
 
 onehop_result onehop_comm_row_release(onehop_comm *comm, uint32_t row) {
+    OH_NO_CANCEL;
     onehop_result result = check_row(comm, row, "onehop_comm_row_release");
     return result ? result : oh_comm_rows_release(comm, &row, 1);
 }

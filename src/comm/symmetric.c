@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 struct onehop_symmetric {
+    uint64_t process; /* that made it */
     oh_device *device;
     int rank, world;
     oh_mem slabs[ONEHOP_MAX_RANKS];
@@ -89,6 +90,7 @@ static onehop_result build(onehop_symmetric *s, onehop_group *group, onehop_devi
 
 onehop_result onehop_symmetric_alloc(onehop_group *group, onehop_device device, size_t bytes,
                                      onehop_symmetric **symmetric_out) {
+    OH_NO_CANCEL;
     if (!group || !symmetric_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_symmetric_alloc: %s is NULL",
                         group ? "symmetric_out" : "group");
@@ -96,6 +98,7 @@ onehop_result onehop_symmetric_alloc(onehop_group *group, onehop_device device, 
     if (!s)
         return oh_rendezvous_agree(
             group, oh_error(ONEHOP_ERR_MEMORY, "onehop_symmetric_alloc: no memory"));
+    s->process = oh_process();
     s->rank = onehop_group_rank(group);
     s->world = onehop_group_size(group);
     onehop_result result = build(s, group, device, bytes);
@@ -109,10 +112,12 @@ onehop_result onehop_symmetric_alloc(onehop_group *group, onehop_device device, 
 
 void *onehop_symmetric_ptr(const onehop_symmetric *symmetric, int rank) {
     if (!symmetric || rank < 0 || rank >= symmetric->world) return NULL;
+    if (!oh_process_is(symmetric->process)) return NULL;
     return symmetric->slabs[rank].ptr;
 }
 
 void onehop_symmetric_free(onehop_symmetric *symmetric) {
+    OH_NO_CANCEL;
     if (!symmetric) return;
     if (symmetric->device) {
         for (int r = 0; r < symmetric->world; r++)

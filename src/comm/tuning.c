@@ -1,14 +1,12 @@
 /* Reading tuning tables. Everything is checked while reading, so that choosing cannot fail: what is
  * not understood is refused with file, line, what was expected and what was found. */
+#include "base/descriptor.h"
 #include "comm/tuning.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define MOST_BYTES ((uint64_t)1 << 40) /* of a call */
 #define MOST_FILE  ((size_t)1 << 20)
@@ -246,22 +244,9 @@ onehop_result oh_tuning_parse(oh_tuning *tuning, const char *name, const char *t
 
 /* ---- files ---------------------------------------------------------------------------------- */
 
-/* Opening a pipe or reading a terminal would wait for somebody. */
-static FILE *open_regular(const char *path) {
-    struct stat s;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (fd < 0) return NULL;
-    const bool regular = !fstat(fd, &s) && S_ISREG(s.st_mode);
-    FILE *file = regular ? fdopen(fd, "r") : NULL;
-    if (file) return file;
-    close(fd);
-    if (!regular) errno = EINVAL;
-    return NULL;
-}
-
 static onehop_result read_file(oh_tuning *tuning, const char *path) {
     const char *variable = oh_env_describe(OH_ENV_TUNING)->name;
-    FILE *file = open_regular(path);
+    FILE *file = oh_fd_read_file(path);
     char *text = file ? malloc(MOST_FILE + 1) : NULL;
     const size_t bytes = text ? fread(text, 1, MOST_FILE + 1, file) : 0;
     onehop_result result;

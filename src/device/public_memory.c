@@ -13,6 +13,7 @@ typedef struct allocation {
 } allocation;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+OH_RESET_IN_CHILD(lock)
 static allocation *allocations; /* guarded by lock */
 
 /* There is no group to ask for the rank. */
@@ -33,6 +34,7 @@ static void destroy(allocation *a) {
 }
 
 onehop_result onehop_mem_alloc(onehop_device device, size_t bytes, void **ptr_out) {
+    OH_NO_CANCEL;
     if (ptr_out == NULL) return oh_error(ONEHOP_ERR_NULL, "onehop_mem_alloc: ptr_out is NULL");
     if (bytes == 0) return oh_error(ONEHOP_ERR_ARGUMENT, "onehop_mem_alloc: bytes is 0");
     allocation *a = calloc(1, sizeof *a);
@@ -53,6 +55,7 @@ onehop_result onehop_mem_alloc(onehop_device device, size_t bytes, void **ptr_ou
 }
 
 void onehop_mem_free(void *ptr) {
+    OH_NO_CANCEL;
     if (ptr == NULL) return;
     pthread_mutex_lock(&lock);
     allocation **link = &allocations, *found;

@@ -16,6 +16,11 @@
 /* Threads of a block that reads over multicast, as of other pull kernels. */
 #define OH_MULTICAST_BOUND 512
 
+/* Host device: what a rank's calls need besides their arguments. */
+typedef struct oh_host_side {
+    oh_u64 scratch; /* OH_SCRATCH_BYTES for what lanes keep, see prim_host.h; one call at a time */
+} oh_host_side;
+
 /* Added by an oh_host_poll to the rank it returns: gone for so long that no call can complete. */
 #define OH_GONE_FOR_LONG 256
 
@@ -46,7 +51,7 @@ typedef struct oh_args {
     oh_u64 slabs[OH_MAX_RANKS]; /* each rank's slab, as this rank's device sees it */
     oh_u64 host;                /* oh_host_page */
     oh_u64 host_poll;           /* host device: oh_host_poll and its argument, or 0 */
-    oh_u64 host_poll_argument;
+    oh_u64 host_poll_argument;  /* an address at which an oh_host_side begins */
     oh_u64 row;       /* oh_row with the captured addresses; 0: none, the workspace serves */
     oh_u32 tag;       /* that the row must have */
     oh_u32 dtype;     /* for bodies that are not stamped per type */

@@ -7,6 +7,13 @@
 /* Most units of a lane: a row has at most OH_MOST_LANES times as many, 32 KiB. */
 #define OH_NORM_UNITS 4u
 
+/* Host device: places of what lanes keep (OH_KEEP), of a row's units, of one float a lane, and in all. */
+#define OH_PLACE_ROW     0u
+#define OH_PLACE_WEIGHT  32768u
+#define OH_PLACE_SQUARES 65536u
+#define OH_PLACE_MOST    67584u
+#define OH_SCRATCH_BYTES 69632u
+
 /* The largest value of e4m3, and the least scale of a row. */
 #define OH_E4M3_MOST       448.0f
 #define OH_LEAST_ROW_SCALE 1.17549435e-38f

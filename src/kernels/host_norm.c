@@ -7,6 +7,12 @@
 #include "kernels/kernels.h"
 #include "kernels/norm.h"
 
+_Static_assert(OH_PLACE_WEIGHT == OH_KEPT_ROOM(OH_NORM_UNITS) * sizeof(oh_unit) &&
+                   OH_PLACE_SQUARES == 2 * OH_PLACE_WEIGHT &&
+                   OH_PLACE_MOST == OH_PLACE_SQUARES + OH_KEPT_ROOM(1) * sizeof(float) &&
+                   OH_SCRATCH_BYTES == OH_PLACE_MOST + OH_KEPT_ROOM(1) * sizeof(float),
+               "each place has room for what lanes keep there");
+
 typedef struct norm_call {
     oh_host_call c;
     const oh_norm_args *n;
@@ -52,7 +58,7 @@ static void finish(const void *call, size_t chunk) {
     const oh_norm_args *n = s->n;
     const oh_args *a = s->c.a;
     const oh_u32 rows = rows_of(n, chunk);
-    oh_unit r[OH_KEPT_ROOM(OH_NORM_UNITS)];
+    OH_KEEP(oh_unit, r, OH_NORM_UNITS, a, OH_PLACE_ROW);
     for (oh_u32 i = 0; i < rows; i++) {
         const oh_u32 row = (oh_u32)chunk * n->chunk_rows + i;
         const void *in[OH_MAX_RANKS + 1];

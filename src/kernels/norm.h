@@ -90,7 +90,8 @@ OH_FN oh_sum oh_norm_values(oh_unit r, oh_sum factors, float inverse, oh_u32 dty
 /* The scale of a row of which the lanes hold r and the weight. */
 OH_FN float oh_norm_row_scale(const oh_norm_args *n, oh_grid g, const oh_unit *r, const oh_unit *w,
                               float inverse, oh_u32 turn, oh_u32 alive, oh_u32 dtype) {
-    float most[OH_KEPT_ROOM(1)], scale;
+    OH_KEEP(float, most, 1, &n->call, OH_PLACE_MOST);
+    float scale;
     oh_u32 lane, i, k;
     OH_LANES(lane, g, n->lanes) {
         float m = 0.0f;
@@ -115,8 +116,9 @@ OH_FN float oh_norm_row_scale(const oh_norm_args *n, oh_grid g, const oh_unit *r
  * block. All threads of the block come here together. */
 OH_FN void oh_norm_row(const oh_norm_args *n, oh_grid g, oh_u32 row, const oh_unit *r, oh_u32 turn,
                        oh_u32 alive, oh_u32 dtype) {
-    oh_unit w[OH_KEPT_ROOM(OH_NORM_UNITS)];
-    float squares[OH_KEPT_ROOM(1)], inverse, scale = n->scale;
+    OH_KEEP(oh_unit, w, OH_NORM_UNITS, &n->call, OH_PLACE_WEIGHT);
+    OH_KEEP(float, squares, 1, &n->call, OH_PLACE_SQUARES);
+    float inverse, scale = n->scale;
     oh_u32 lane, i;
     OH_LANES(lane, g, n->lanes) {
         float sum = 0.0f;

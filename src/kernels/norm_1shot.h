@@ -236,7 +236,7 @@ OH_FN void oh_norm_push_row(const oh_norm_args *n, oh_grid g, oh_u32 row, oh_u64
 OH_FN void oh_norm_general(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_args *a = &n->call;
     const oh_u64 row_room = (oh_u64)a->units * OH_UNIT_BYTES;
-    oh_unit r[OH_KEPT_ROOM(OH_NORM_UNITS)];
+    OH_KEEP(oh_unit, r, OH_NORM_UNITS, a, OH_PLACE_ROW);
     const oh_u32 stride = g.blocks - 1;
     oh_u32 chunk, row, pushed, turn = 0;
     oh_call_state c = oh_call_begin(oh_epoch_word(a, g.block));

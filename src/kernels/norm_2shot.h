@@ -96,7 +96,7 @@ OH_FN void oh_norm_2shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 
     const oh_args *a = &n->call;
     const oh_u64 row_room = (oh_u64)a->units * OH_UNIT_BYTES;
     const oh_u32 ranks = world ? world : a->world, stride = g.blocks - 1;
-    oh_unit r[OH_KEPT_ROOM(OH_NORM_UNITS)];
+    OH_KEEP(oh_unit, r, OH_NORM_UNITS, a, OH_PLACE_ROW);
     oh_u32 chunk, q, k, turn = 0;
     oh_call_state c;
     if (oh_call_enter(a, g)) return;

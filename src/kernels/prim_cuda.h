@@ -332,10 +332,11 @@ OH_FN oh_u32 oh_e4m3x2_of_f32(float low, float high) {
 
 /* ---- rows: what the lanes of a block work on together ------------------------------------------------------
  * A lane is a thread; a block has as many as the row asks for. */
-#define OH_LANES(lane, g, lanes)    lane = (g).thread;
-#define OH_KEPT_ROOM(most)          (most)
-#define OH_KEPT(lane, index, lanes) ((index) + 0 * (lane))
-#define OH_SHARED                   __shared__
+#define OH_LANES(lane, g, lanes)            lane = (g).thread;
+#define OH_KEPT_ROOM(most)                  (most)
+#define OH_KEEP(type, name, most, a, place) type name[OH_KEPT_ROOM(most)]
+#define OH_KEPT(lane, index, lanes)         ((index) + 0 * (lane))
+#define OH_SHARED                           __shared__
 
 /* The sum of all lanes' values; see prim_host.h. One barrier: `turn` counts the calls of a block,
  * so that what is written now is not what a late thread still reads. */

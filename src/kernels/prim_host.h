@@ -300,6 +300,12 @@ OH_FN float oh_max_f32(float a, float b) {
 #define OH_KEPT(lane, index, lanes) ((lane) + (index) * (lanes))
 #define OH_SHARED
 
+/* Declares an array of what lanes keep. Such arrays are too long for a caller's stack, so each has a
+ * place in the communicator's scratch; those that are in use together have different ones. */
+#define OH_KEEP(type, name, most, a, place)                                                        \
+    type *__restrict const name = OH_AT(type, OH_SCRATCH(a) + (place))
+#define OH_SCRATCH(a) (OH_AT(const oh_host_side, (a)->host_poll_argument)->scratch)
+
 /* The sum of all lanes' values by a tree that depends on the number of lanes only: halves of 32 are
  * added, then quarters, ..., then the sums of 32 by neighbours. */
 OH_FN float oh_tree_of_16(const float *v) {

@@ -100,7 +100,7 @@ OH_FN void oh_qk_load_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, c
 /* This rank's sums of squares of all tokens: of q at 2 j, of k at 2 j + 1. */
 OH_FN void oh_qk_squares(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, const oh_unit *x,
                          oh_sums *sums, oh_qk_shape s) {
-    float v[OH_KEPT_ROOM(2 * OH_QKNORM_TOKENS)];
+    OH_KEEP(float, v, 2 * OH_QKNORM_TOKENS, &n->call, OH_PLACE_ROW);
     oh_u32 i, j, lane;
     OH_UNROLL
     for (j = 0; j < OH_ROWS_OF(s.tokens, b.count); j++) {

@@ -136,6 +136,7 @@ onehop_result onehop_comm_all_reduce(onehop_comm *comm, const void *in, void *ou
 
 onehop_result oh_op_copy_alone(onehop_t *ctx, const oh_request *q) {
     oh_plan plan;
+    if (!oh_process_is(ctx->process)) return oh_process_refuse("context");
     const size_t bytes = oh_request_bytes(q);
     const oh_question question = {bytes,   q->dtype,     ONEHOP_MODE_EAGER, oh_request_in_place(q),
                                   q->call, q->collective};
@@ -223,6 +224,7 @@ onehop_result onehop_would_use(const onehop_t *context, size_t bytes, onehop_dty
     if (!context || !choice_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_would_use: %s is NULL",
                         context ? "choice_out" : "context");
+    if (!oh_process_is(context->process)) return oh_process_refuse("context");
     onehop_result result = oh_op_check_type(ONEHOP_ALL_REDUCE, dtype, op);
     if (result) return result;
     const oh_question question = {bytes, dtype, mode, in_place != 0, NULL, ONEHOP_ALL_REDUCE};
@@ -235,6 +237,7 @@ onehop_result onehop_would_use_for(const onehop_t *context, onehop_collective co
     if (!context || !choice_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_would_use_for: %s is NULL",
                         context ? "choice_out" : "context");
+    if (!oh_process_is(context->process)) return oh_process_refuse("context");
     if ((unsigned)collective > ONEHOP_ALL_GATHER)
         return oh_error(ONEHOP_ERR_ARGUMENT, "onehop_would_use_for: collective %d is unknown",
                         (int)collective);

@@ -52,6 +52,7 @@ bool oh_matrix_is_aligned(const oh_matrix *m, size_t bytes) {
 
 onehop_result oh_fused_begin(const char *operation, onehop_comm *comm, const onehop_t *ctx,
                              onehop_stream_t stream, oh_stream_info *info_out) {
+    if (ctx && !oh_process_is(ctx->process)) return oh_process_refuse("context");
     if (!comm || comm->world == 1)
         return oh_error(ONEHOP_ERR_WORLD_SIZE, "%s: needs a group of 2 ranks at least", operation);
     return oh_op_begin(operation, comm, ctx, stream, info_out);

@@ -156,6 +156,7 @@ onehop_result onehop_tp_qknorm_max_blocks(onehop_t *context, const onehop_qknorm
     if (!context || !blocks_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_tp_qknorm_max_blocks: %s is NULL",
                         context ? "blocks_out" : "context");
+    if (!oh_process_is(context->process)) return oh_process_refuse("context");
     onehop_result result = oh_config_copy(&n, sizeof n, qknorm, "onehop_qknorm");
     if (!result) result = check_values(&n);
     if (result) return result;

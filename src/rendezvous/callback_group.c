@@ -8,9 +8,12 @@
  * descriptors only with the caller's second function. */
 #include "rendezvous/group.h"
 
+#include "base/descriptor.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -82,14 +85,13 @@ static onehop_result compare(const oh_intro *intros, int i) {
     return ONEHOP_OK;
 }
 
-static onehop_result judge(const onehop_group *group, const oh_intro *intros) {
-    oh_opinion opinions[ONEHOP_MAX_RANKS];
+static onehop_result judge(onehop_group *group, const oh_intro *intros) {
     for (int i = 0; i < group->world_size; i++) {
         onehop_result result = compare(intros, i);
         if (result) return result;
-        opinions[i] = intros[i].opinion;
+        group->opinions[i] = intros[i].opinion;
     }
-    return oh_opinion_judge(opinions, group->world_size, group->rank);
+    return oh_opinion_judge(group->opinions, group->world_size, group->rank);
 }
 
 /* Do the ranks share a namespace of socket names, and a user? */
@@ -101,7 +103,7 @@ static bool sockets_reach(const onehop_group *group, const oh_intro *intros) {
 }
 
 static onehop_result build_mesh(onehop_group *group, const oh_intro *intros) {
-    oh_opinion own, all[ONEHOP_MAX_RANKS];
+    oh_opinion own, *all = group->opinions;
     const oh_mesh_plan plan = {.rank = group->rank,
                                .world_size = group->world_size,
                                .name = intros[0].name,
@@ -120,15 +122,12 @@ static onehop_result build_mesh(onehop_group *group, const oh_intro *intros) {
     return ONEHOP_OK;
 }
 
-onehop_result oh_group_open_callback(onehop_group *group, onehop_result mine) {
-    oh_intro own, all[ONEHOP_MAX_RANKS];
-    introduce(group, mine, &own);
-    onehop_result result = call(group, &own, all, sizeof own);
-    if (!result) result = judge(group, all);
+static onehop_result open_introduced(onehop_group *group, const oh_intro *all) {
+    onehop_result result = judge(group, all);
     if (result) return result;
     bool all_pass = true;
     for (int i = 0; i < group->world_size; i++) {
-        group->same_process[i] = oh_id128_equal(all[i].process, own.process);
+        group->same_process[i] = oh_id128_equal(all[i].process, all[group->rank].process);
         all_pass = all_pass && all[i].has_pass;
     }
     if (sockets_reach(group, all)) return build_mesh(group, all);
@@ -139,6 +138,16 @@ onehop_result oh_group_open_callback(onehop_group *group, onehop_result mine) {
     group->kind = &oh_group_callback;
     group->can_pass_fds = all_pass;
     return ONEHOP_OK;
+}
+
+onehop_result oh_group_open_callback(onehop_group *group, onehop_result mine) {
+    oh_intro own, *all = malloc(ONEHOP_MAX_RANKS * sizeof *all); /* 12 KiB */
+    if (!all) return oh_error(ONEHOP_ERR_MEMORY, "no memory to open a group");
+    introduce(group, mine, &own);
+    onehop_result result = call(group, &own, all, sizeof own);
+    if (!result) result = open_introduced(group, all);
+    free(all);
+    return result;
 }
 
 /* ---- exchanges without a mesh ---------------------------------------------------------------- */
@@ -174,7 +183,7 @@ static onehop_result callback_pass_fds(onehop_group *group, const int *fds, int 
             if (got[i] < 0 || status) continue;
             if (i == group->rank)
                 close(got[i]);
-            else if (fcntl(got[i], F_SETFD, FD_CLOEXEC) < 0)
+            else if ((got[i] = oh_fd_high(got[i])) < 0 || fcntl(got[i], F_SETFD, FD_CLOEXEC) < 0)
                 *mine = oh_error_errno(ONEHOP_ERR_SYSTEM, errno,
                                        "the caller's pass_fd gave %d for rank %d", got[i], i);
             else

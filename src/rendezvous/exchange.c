@@ -10,6 +10,8 @@
 #include "rendezvous/group.h"
 #include "rendezvous/opening.h"
 
+#include "base/descriptor.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -125,6 +127,7 @@ static onehop_result push(oh_run *run, oh_flow *flow) {
 /* ---- receiving ------------------------------------------------------------------------------- */
 
 static void take_fds(oh_run *run, oh_flow *flow, struct msghdr *message) {
+    bool lacking = message->msg_flags & MSG_CTRUNC;
     for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
          header = CMSG_NXTHDR(message, header)) {
         if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
@@ -132,13 +135,15 @@ static void take_fds(oh_run *run, oh_flow *flow, struct msghdr *message) {
         for (size_t i = 0; i < count; i++) {
             int fd;
             memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
+            fd = oh_fd_high(fd);
+            lacking = lacking || fd < 0;
             if (flow->fd_count < OH_MAX_FDS)
                 flow->fds[flow->fd_count++] = fd;
             else
                 close(fd);
         }
     }
-    if (message->msg_flags & MSG_CTRUNC && run->what->mine_out)
+    if (lacking && run->what->mine_out)
         *run->what->mine_out = oh_error(ONEHOP_ERR_SYSTEM,
                                         "not all descriptors of rank %d could be received: is the "
                                         "limit of open files (ulimit -n) reached?",

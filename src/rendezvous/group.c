@@ -90,7 +90,7 @@ static onehop_result open_planned(onehop_group *group, const oh_group_plan *plan
     group->rank = plan->rank;
     group->world_size = plan->world_size;
     group->timeout_ms = plan->timeout_ms;
-    group->owner = getpid();
+    group->process = oh_process();
     group->user_allgather = plan->allgather;
     group->user_pass_fd = plan->pass_fd;
     group->user = plan->user;
@@ -104,6 +104,7 @@ static onehop_result open_planned(onehop_group *group, const oh_group_plan *plan
 }
 
 onehop_result onehop_group_open(const onehop_group_config *config, onehop_group **group_out) {
+    OH_NO_CANCEL;
     oh_group_plan plan;
     int saved = errno;
     if (!group_out) return oh_error(ONEHOP_ERR_NULL, "onehop_group_open: group_out is NULL");
@@ -123,9 +124,10 @@ onehop_result onehop_group_open(const onehop_group_config *config, onehop_group 
 }
 
 void onehop_group_close(onehop_group *group) {
+    OH_NO_CANCEL;
     if (!group) return;
     int saved = errno;
-    group->kind->close(group, group->owner == getpid());
+    group->kind->close(group, oh_process_is(group->process));
     free(group);
     errno = saved;
 }
@@ -142,13 +144,8 @@ int onehop_group_size(const onehop_group *group) {
 
 static onehop_result check_usable(const onehop_group *group) {
     if (!group) return oh_error(ONEHOP_ERR_NULL, "exchange: group is NULL");
-    if (group->broken) return oh_error(group->broken, "%s", group->broken_text);
-    if (group->owner != getpid())
-        return oh_error(ONEHOP_ERR_STATE,
-                        "the group was opened by process %d; a forked child may "
-                        "only close it",
-                        (int)group->owner);
-    return ONEHOP_OK;
+    if (!oh_process_is(group->process)) return oh_process_refuse("group");
+    return group->broken ? oh_error(group->broken, "%s", group->broken_text) : ONEHOP_OK;
 }
 
 static onehop_result remember_failure(onehop_group *group, onehop_result result) {
@@ -161,6 +158,7 @@ static onehop_result remember_failure(onehop_group *group, onehop_result result)
 
 onehop_result oh_rendezvous_allgather(onehop_group *group, const void *send, void *recv,
                                       size_t bytes) {
+    OH_NO_CANCEL;
     int saved = errno;
     onehop_result result = check_usable(group);
     if (result) return result;
@@ -222,6 +220,7 @@ onehop_result oh_rendezvous_pass_fds(onehop_group *group, const int *fds, int co
 }
 
 int oh_rendezvous_lost_peer(onehop_group *group) {
+    OH_NO_CANCEL;
     int saved = errno;
     int lost = group->kind->lost_peer(group);
     errno = saved;
@@ -230,7 +229,7 @@ int oh_rendezvous_lost_peer(onehop_group *group) {
 
 void oh_rendezvous_hint_lost(onehop_group *group, int culprit) {
     int saved = errno;
-    if (group->kind == &oh_group_mesh && group->owner == getpid())
+    if (group->kind == &oh_group_mesh && oh_process_is(group->process))
         oh_mesh_hint(&group->mesh, culprit);
     errno = saved;
 }
@@ -266,6 +265,7 @@ onehop_result onehop_group_shrink(onehop_group *group, const int *lost, int coun
     if (!group || !group_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_group_shrink: %s is NULL",
                         group ? "group_out" : "group");
+    if (!oh_process_is(group->process)) return oh_process_refuse("group");
     return oh_error(
         ONEHOP_ERR_UNSUPPORTED,
         "this version cannot shrink a group: close it and open a new one, under another "

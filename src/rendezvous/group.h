@@ -24,13 +24,19 @@ typedef struct oh_group_kind {
     void (*close)(onehop_group *group, bool owner); /* owner: false in a forked child */
 } oh_group_kind;
 
+/* A rank's result with its sentence, as ranks send it to each other. */
+typedef struct oh_opinion {
+    int32_t result;
+    char text[508];
+} oh_opinion;
+
 struct oh_local;
 
 struct onehop_group {
     const oh_group_kind *kind;
     int rank, world_size;
     uint32_t timeout_ms;
-    pid_t owner;          /* process that opened it */
+    uint64_t process;     /* that opened it */
     onehop_result broken; /* first failure of an exchange; later ones return it again */
     char broken_text[512];
     bool same_process[ONEHOP_MAX_RANKS];
@@ -40,6 +46,8 @@ struct onehop_group {
     onehop_allgather_fn user_allgather;
     onehop_pass_fd_fn user_pass_fd;
     void *user;
+    /* Of the exchange that is going on: 8 KiB, too much for some threads' stacks. */
+    oh_opinion opinions[ONEHOP_MAX_RANKS];
 };
 
 /* What onehop_group_open found out from its config and the environment. */
@@ -64,12 +72,6 @@ onehop_result oh_group_open_callback(onehop_group *group, onehop_result mine);
 void oh_list_ranks(uint32_t ranks, char *text, size_t size);
 
 extern const oh_group_kind oh_group_mesh, oh_group_local, oh_group_callback;
-
-/* A rank's result with its sentence, as ranks send it to each other. */
-typedef struct oh_opinion {
-    int32_t result;
-    char text[508];
-} oh_opinion;
 
 void oh_opinion_make(oh_opinion *opinion_out, onehop_result mine);
 

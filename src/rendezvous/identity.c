@@ -1,6 +1,8 @@
 /* Where this process is; see identity.h. */
 #include "rendezvous/identity.h"
 
+#include "base/descriptor.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -17,7 +19,7 @@
 static uint64_t netns_cookie(void) {
     uint64_t cookie = 0;
     socklen_t size = sizeof cookie;
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int fd = oh_fd_high(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (fd < 0) return 0;
     if (getsockopt(fd, SOL_SOCKET, SO_NETNS_COOKIE, &cookie, &size)) cookie = 0;
     close(fd);
@@ -36,7 +38,7 @@ oh_id128 oh_identity_boot(void) {
     int saved = errno;
     oh_id128 id = {{0, 0}};
     char text[40] = ""; /* 8-4-4-4-12 hexadecimal digits */
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    int fd = oh_fd_high(open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
     ssize_t got = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
     if (fd >= 0) close(fd);
     for (ssize_t i = 0, digits = 0; i < got && digits < 32; i++) {

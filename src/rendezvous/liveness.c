@@ -9,6 +9,8 @@
  * That peer said why (a notice), and its word is taken. */
 #include "rendezvous/mesh.h"
 
+#include "base/descriptor.h"
+
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -31,11 +33,12 @@ int oh_pidfd_of_peer(int socket) {
     int pidfd = -1;
     socklen_t size = sizeof pidfd;
     /* Names the peer's process without the pid, which may have been given to another by now. */
-    if (!getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) && pidfd >= 0) return pidfd;
+    if (!getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) && pidfd >= 0)
+        return oh_fd_high(pidfd);
     struct ucred peer;
     size = sizeof peer;
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) || peer.pid <= 0) return -1;
-    return (int)syscall(SYS_pidfd_open, peer.pid, 0);
+    return oh_fd_high((int)syscall(SYS_pidfd_open, peer.pid, 0));
 }
 
 int oh_mesh_poll(struct pollfd *polls, int count, int timeout_ms) {

@@ -8,8 +8,9 @@
 #include "base/wait.h"
 #include "rendezvous/group.h"
 
+#include "base/descriptor.h"
+
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -143,7 +144,7 @@ static onehop_result duplicate(const oh_local *local, int rank, int *fds_out) {
         const oh_seat *seat = &local->seats[i];
         for (int k = 0; i != rank && k < seat->count; k++) {
             if (seat->fds[k] < 0) continue;
-            int fd = fcntl(seat->fds[k], F_DUPFD_CLOEXEC, 0);
+            int fd = oh_fd_copy(seat->fds[k]);
             if (fd < 0)
                 return oh_error_errno(ONEHOP_ERR_SYSTEM, errno,
                                       "cannot duplicate a descriptor of rank %d", i);
@@ -178,7 +179,10 @@ static void local_release(oh_local *local) {
 
 static void local_close(onehop_group *group, bool owner) {
     oh_local *local = group->local;
-    if (!owner) return; /* a forked child: the mutex may be held by a thread that is not here */
+    if (!owner) { /* a forked child: the mutex may be held by a thread that is not here */
+        if (--local->handles == 0) free(local);
+        return;
+    }
     pthread_mutex_lock(&local->mutex);
     if (atomic_load_explicit(&local->first_left, memory_order_relaxed) < 0)
         atomic_store_explicit(&local->first_left, group->rank, memory_order_relaxed);
@@ -209,7 +213,7 @@ static onehop_group *local_handle(oh_local *local, int rank, uint32_t timeout_ms
     group->rank = rank;
     group->world_size = local->world_size;
     group->timeout_ms = timeout_ms;
-    group->owner = getpid();
+    group->process = oh_process();
     group->can_pass_fds = true;
     for (int i = 0; i < local->world_size; i++) group->same_process[i] = true;
     group->local = local;
@@ -218,6 +222,7 @@ static onehop_group *local_handle(oh_local *local, int rank, uint32_t timeout_ms
 }
 
 onehop_result onehop_group_open_local(int world_size, onehop_group **groups_out) {
+    OH_NO_CANCEL;
     onehop_group *groups[ONEHOP_MAX_RANKS] = {NULL};
     uint32_t timeout_ms = 0;
     oh_local *local = NULL;

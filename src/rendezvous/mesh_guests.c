@@ -1,6 +1,8 @@
 /* Connections that were accepted and have not yet said who they are; see opening.h. */
 #include "rendezvous/opening.h"
 
+#include "base/descriptor.h"
+
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -44,7 +46,7 @@ static void welcome(oh_opening *opening, int fd) {
 void oh_guests_accept(oh_opening *opening) {
     /* Bounded, so that a flood of connections cannot keep us from the deadline. */
     for (int i = 0; i < OH_GUESTS && opening->state != OH_READY; i++) {
-        int fd = accept4(opening->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int fd = oh_fd_high(accept4(opening->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
         if (fd >= 0) {
             welcome(opening, fd);
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {

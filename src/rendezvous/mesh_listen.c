@@ -5,6 +5,8 @@
  * tell them apart we knock: an open that is alive answers a hello with its own. */
 #include "rendezvous/opening.h"
 
+#include "base/descriptor.h"
+
 #include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -26,7 +28,7 @@ socklen_t oh_mesh_address(const oh_mesh_plan *plan, int rank, struct sockaddr_un
 }
 
 int oh_mesh_socket(void) {
-    return socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    return oh_fd_high(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
 /* Is the other end of our effective user? For a socket we connected that is who called listen. */

@@ -30,7 +30,7 @@ onehop_result oh_opinion_judge(const oh_opinion *opinions, int world_size, int r
 }
 
 onehop_result oh_rendezvous_agree(onehop_group *group, onehop_result mine) {
-    oh_opinion own, all[ONEHOP_MAX_RANKS];
+    oh_opinion own, *all = group ? group->opinions : NULL; /* no group: refused below */
     oh_opinion_make(&own, mine);
     onehop_result result = oh_rendezvous_allgather(group, &own, all, sizeof own);
     if (!result) return oh_opinion_judge(all, group->world_size, group->rank);

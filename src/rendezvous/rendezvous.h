@@ -6,7 +6,7 @@
  * in other network namespaces or of other users), and then it sees no loss of a peer and passes
  * descriptors only if the caller's function does.
  *
- * A group belongs to the process that opened it: a forked child may only close its copy.
+ * A group belongs to the process that opened it: a forked child may only close its copy (STATE).
  *
  * After an exchange failed with anything but NULL or ARGUMENT the group is broken: ranks no longer
  * agree on what is in flight. Later exchanges return the same error at once; close it. The rank

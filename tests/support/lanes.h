@@ -95,7 +95,13 @@ static inline const oh_vector *chaos_vector_table(void) {
 }
 
 /* ---- the bodies, compiled here --------------------------------------------------------------- */
+#include "kernels/fused_args.h"
 #include "kernels/prim.h"
+
+/* A lane is a thread here. */
+__attribute__((unused)) static _Thread_local _Alignas(64) char lanes_scratch[OH_SCRATCH_BYTES];
+#undef OH_SCRATCH
+#define OH_SCRATCH(a) ((uintptr_t)lanes_scratch)
 
 /* 1: all units of a chunk are pushed before any is polled, as the host device does. 0: unit by
  * unit, as a GPU does. */

@@ -85,6 +85,8 @@ static void check_row(const norm_data *d, size_t row, const char *what) {
 static void make_row(const norm_data *d, size_t row) {
     const size_t bytes = d->hidden * reference_element_bytes(d->dtype);
     static _Thread_local oh_unit r[OH_KEPT_ROOM(OH_NORM_UNITS)];
+    static _Thread_local _Alignas(64) char scratch[OH_SCRATCH_BYTES];
+    const oh_host_side side = {(uintptr_t)scratch};
     const oh_grid alone = {0, 1, 0, 1};
     oh_norm_args n;
     memset(&n, 0, sizeof n);
@@ -92,6 +94,7 @@ static void make_row(const norm_data *d, size_t row) {
     memcpy(r, (char *)d->r + row * bytes, bytes);
     n.call.units = (oh_u32)((bytes + OH_UNIT_BYTES - 1) / OH_UNIT_BYTES);
     n.call.out = (uintptr_t)d->y;
+    n.call.host_poll_argument = (uintptr_t)&side;
     n.weight = (uintptr_t)d->weight;
     n.quantised = (uintptr_t)d->quantised;
     n.row_scales = d->scale ? 0 : (uintptr_t)d->scales;

@@ -8,6 +8,7 @@
 
 onehop_result oh_cuda_push(const oh_cuda_device *device, bool *pushed_out) {
     oh_cu_context current = NULL;
+    if (!oh_process_is(device->process)) return oh_process_refuse("device");
     oh_cu_result result = oh_cu.cuCtxGetCurrent(&current);
     if (result != OH_CU_SUCCESS)
         return oh_cuda_error(result, "cuCtxGetCurrent", "using GPU %d", device->ordinal);
@@ -112,7 +113,7 @@ static void cuda_close(oh_device *base) {
     oh_cu_capture_mode mode = OH_CU_CAPTURE_MODE_RELAXED;
     bool pushed;
     if (device == NULL) return;
-    if (device->context != NULL) {
+    if (device->context != NULL && oh_process_is(device->process)) {
         oh_cu.cuThreadExchangeStreamCaptureMode(&mode);
         if (oh_cuda_push(device, &pushed) == ONEHOP_OK) {
             destroy_stream_and_event(device);
@@ -329,6 +330,7 @@ onehop_result oh_cuda_device_open(int ordinal, oh_device **out) {
     if (device == NULL)
         return oh_error(ONEHOP_ERR_MEMORY, "no memory for the record of GPU %d", ordinal);
     device->base.ops = &cuda_ops;
+    device->process = oh_process();
     device->ordinal = ordinal;
     device->pdl.id = OH_CU_ATTRIBUTE_PDL;
     device->pdl.value.pdl_allowed = 1;

@@ -46,6 +46,7 @@ onehop_result oh_cuda_error_as(onehop_result result, oh_cu_result failure, const
 
 typedef struct oh_cuda_device {
     oh_device base;
+    uint64_t process; /* that opened it; in a forked child nothing of it is used or given back */
     int ordinal;
     oh_cu_device device;
     oh_cu_context context; /* primary; retained while this object lives */
@@ -98,6 +99,8 @@ typedef union oh_cuda_handle_bytes { /* of an exported handle: a descriptor, or 
 oh_cu_memory_kind oh_cuda_memory_kind(const oh_cuda_device *, uint32_t kinds);
 oh_cu_handle_type oh_cuda_handle_type(uint32_t kind);
 oh_cu_result oh_cuda_import_bytes(oh_cuda_handle_bytes *, uint32_t kind, oh_cu_allocation *out);
+/* A descriptor is close-on-exec: a program that the caller starts must not keep memory alive. */
+oh_cu_result oh_cuda_export_bytes(oh_cu_allocation, uint32_t kind, oh_cuda_handle_bytes *out);
 uint32_t oh_cuda_try_handle_kinds(const oh_cuda_device *); /* within a scope */
 
 /* How every record begins that oh_mem.owner points to. */

@@ -9,7 +9,6 @@
 #include "device/cuda/cuda_device.h"
 #include "device/foreign.h"
 
-#include <fcntl.h>
 #include <string.h>
 
 typedef struct search {
@@ -64,10 +63,9 @@ static const char *name_ipc(oh_mem_handle *piece) {
 static oh_cu_result export_chunk(const oh_mem_handle *piece, uint32_t kind,
                                  oh_cuda_handle_bytes *out) {
     oh_cu_allocation chunk = 0;
-    memset(out, 0, sizeof *out);
     oh_cu_result result = oh_cu.cuMemRetainAllocationHandle(&chunk, (void *)(uintptr_t)piece->base);
     if (result != OH_CU_SUCCESS) return result;
-    result = oh_cu.cuMemExportToShareableHandle(out, chunk, oh_cuda_handle_type(kind), 0);
+    result = oh_cuda_export_bytes(chunk, kind, out);
     oh_cu.cuMemRelease(chunk);
     return result;
 }
@@ -143,8 +141,6 @@ onehop_result oh_cuda_foreign_descriptor(oh_device *base, const oh_mem_handle *p
         return oh_cuda_error(result, "cuMemExportToShareableHandle",
                              "exporting %llu bytes of GPU %d that somebody else allocated",
                              (unsigned long long)piece->bytes, device->ordinal);
-    /* A program that the caller starts must not keep the memory alive. */
-    fcntl(bytes.fd, F_SETFD, FD_CLOEXEC);
     *fd_out = bytes.fd;
     return ONEHOP_OK;
 }

@@ -2,8 +2,10 @@
  * claim a kind and then refuse it (fabric handles need a channel that the administrator opens;
  * containers forbid things), so each claim is tried with one piece of memory: created, exported and
  * imported again. */
+#include "base/descriptor.h"
 #include "device/cuda/cuda_device.h"
 
+#include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -28,12 +30,23 @@ oh_cu_result oh_cuda_import_bytes(oh_cuda_handle_bytes *bytes, uint32_t kind,
     return oh_cu.cuMemImportFromShareableHandle(out, handle, oh_cuda_handle_type(kind));
 }
 
+oh_cu_result oh_cuda_export_bytes(oh_cu_allocation piece, uint32_t kind,
+                                  oh_cuda_handle_bytes *out) {
+    memset(out, 0, sizeof *out);
+    oh_cu_result result =
+        oh_cu.cuMemExportToShareableHandle(out, piece, oh_cuda_handle_type(kind), 0);
+    if (result != OH_CU_SUCCESS || kind != OH_HANDLE_FD) return result;
+    out->fd = oh_fd_high(out->fd);
+    if (out->fd < 0) return OH_CU_OPERATING_SYSTEM;
+    fcntl(out->fd, F_SETFD, FD_CLOEXEC);
+    return OH_CU_SUCCESS;
+}
+
 /* Exports and imports the piece again; the step that failed, or NULL. */
 static const char *try_round_trip(oh_cu_allocation piece, uint32_t kind, oh_cu_result *result) {
     oh_cuda_handle_bytes bytes;
     oh_cu_allocation twin = 0;
-    memset(&bytes, 0, sizeof bytes);
-    *result = oh_cu.cuMemExportToShareableHandle(&bytes, piece, oh_cuda_handle_type(kind), 0);
+    *result = oh_cuda_export_bytes(piece, kind, &bytes);
     if (*result != OH_CU_SUCCESS) return "export";
     *result = oh_cuda_import_bytes(&bytes, kind, &twin);
     if (kind == OH_HANDLE_FD) close(bytes.fd);

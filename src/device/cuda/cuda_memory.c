@@ -12,7 +12,6 @@
  * oh_device of its first owner. */
 #include "device/cuda/cuda_device.h"
 
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -267,15 +266,11 @@ onehop_result oh_cuda_mem_export(oh_device *base, const oh_mem *mem, oh_mem_hand
     uint32_t kind = m->kinds & OH_HANDLE_FD ? OH_HANDLE_FD : OH_HANDLE_FABRIC;
     onehop_result error = oh_cuda_enter(device, &scope);
     if (error != ONEHOP_OK) return error;
-    memset(&bytes, 0, sizeof bytes);
-    oh_cu_result result =
-        oh_cu.cuMemExportToShareableHandle(&bytes, m->allocation, oh_cuda_handle_type(kind), 0);
+    oh_cu_result result = oh_cuda_export_bytes(m->allocation, kind, &bytes);
     oh_cuda_leave(&scope);
     if (result != OH_CU_SUCCESS)
         return oh_cuda_error(result, "cuMemExportToShareableHandle",
                              "exporting %zu bytes of GPU %d", m->bytes, m->ordinal);
-    /* A program that the caller starts must not keep our memory alive. */
-    if (kind == OH_HANDLE_FD) fcntl(bytes.fd, F_SETFD, FD_CLOEXEC);
     fill_handle(m, kind, &bytes, out);
     *fd_out = kind == OH_HANDLE_FD ? bytes.fd : -1;
     return ONEHOP_OK;
@@ -368,6 +363,7 @@ void oh_cuda_mem_release(oh_device *base, oh_mem *mem) {
     oh_cuda_scope scope;
     memory *m = mem->owner;
     memset(mem, 0, sizeof *mem);
+    if (!oh_process_is(oh_cuda_of(base)->process)) return;
     if (m != NULL && m->head.foreign) {
         oh_cuda_foreign_release(base, m);
         return;

@@ -8,7 +8,6 @@
  * the address that all share. They end with the object, when the last rank has let it go. */
 #include "device/cuda/cuda_device.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,21 +68,17 @@ static onehop_result create_here(const oh_cuda_device *device, int ranks, uint32
 static onehop_result export_here(const multicast *m, uint32_t kind, oh_mem_handle *handle_out,
                                  int *fd_out) {
     oh_cuda_handle_bytes bytes;
-    memset(&bytes, 0, sizeof bytes);
-    oh_cu_result result =
-        oh_cu.cuMemExportToShareableHandle(&bytes, m->object, oh_cuda_handle_type(kind), 0);
+    oh_cu_result result = oh_cuda_export_bytes(m->object, kind, &bytes);
     if (result != OH_CU_SUCCESS)
         return oh_cuda_error(result, "cuMemExportToShareableHandle",
                              "exporting a multicast object");
     memset(handle_out, 0, sizeof *handle_out);
     handle_out->kind = kind;
     handle_out->bytes = m->bytes;
-    if (kind == OH_HANDLE_FD) {
-        fcntl(bytes.fd, F_SETFD, FD_CLOEXEC);
+    if (kind == OH_HANDLE_FD)
         *fd_out = bytes.fd;
-    } else {
+    else
         memcpy(handle_out->data, bytes.fabric, sizeof bytes.fabric);
-    }
     return ONEHOP_OK;
 }
 
@@ -205,7 +200,7 @@ void oh_cuda_multicast_release(oh_device *base, oh_multicast *out) {
     oh_cuda_scope scope;
     multicast *m = out->owner;
     memset(out, 0, sizeof *out);
-    if (m == NULL) return;
+    if (m == NULL || !oh_process_is(oh_cuda_of(base)->process)) return;
     /* These calls belong to no context, so they are made even if ours can no longer be entered. */
     const bool entered = oh_cuda_enter(oh_cuda_of(base), &scope) == ONEHOP_OK;
     tear_down(m);

@@ -56,6 +56,7 @@ typedef struct oh_cu_graph_edge_st oh_cu_graph_edge; /* only ever passed as NULL
     X(OH_CU_PEER_UNSUPPORTED, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, 217)                             \
     X(OH_CU_NO_JIT, CUDA_ERROR_JIT_COMPILER_NOT_FOUND, 221)                                        \
     X(OH_CU_UNSUPPORTED_PTX, CUDA_ERROR_UNSUPPORTED_PTX_VERSION, 222)                              \
+    X(OH_CU_OPERATING_SYSTEM, CUDA_ERROR_OPERATING_SYSTEM, 304)                                    \
     X(OH_CU_NOT_FOUND, CUDA_ERROR_NOT_FOUND, 500)                                                  \
     X(OH_CU_NOT_READY, CUDA_ERROR_NOT_READY, 600)                                                  \
     X(OH_CU_HOST_NOT_REGISTERED, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, 713)                       \

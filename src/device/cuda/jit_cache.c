@@ -1,5 +1,6 @@
 /* See jit_cache.h. All is done below a descriptor of the directory, which has been looked at. */
 #include "device/cuda/jit_cache.h"
+#include "base/descriptor.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -73,7 +74,7 @@ static int open_directory(bool writing) {
     struct stat s;
     if (!find_path(path, sizeof path)) return -1;
     if (writing) make_directories(path);
-    const int directory = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    const int directory = oh_fd_high(open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     if (directory < 0) {
         if (writing || errno != ENOENT) complain(path, strerror(errno));
         return -1;
@@ -139,7 +140,8 @@ bool oh_jit_cache_read(const oh_digest *key, oh_jit_image *image_out) {
     if (directory < 0) return false;
     name_of(key, name);
     /* Not blocking: what lies there may be a pipe. */
-    const int file = openat(directory, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    const int file =
+        oh_fd_high(openat(directory, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
     const char *reason = file < 0 ? strerror(errno) : read_file(file, key, image_out);
     if (reason && (file >= 0 || errno != ENOENT))
         oh_log(ONEHOP_LOG_INFO, "%s of the cache is built anew: %s", name, reason);
@@ -168,11 +170,12 @@ static const char *write_file(int directory, const oh_digest *key, const oh_jit_
     uint64_t random;
     header h = {{0}, *key, digest_of(image), image->size};
     memcpy(h.magic, magic, sizeof magic);
+    if (sizeof h + image->size > oh_file_limit()) return "it would exceed RLIMIT_FSIZE (ulimit -f)";
     if (oh_random(&random, sizeof random)) return "no random number";
     snprintf(temporary, sizeof temporary, ".%016llx", (unsigned long long)random);
     name_of(key, name);
-    const int file =
-        openat(directory, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    const int file = oh_fd_high(
+        openat(directory, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (file < 0) return strerror(errno);
     bool done = write_all(file, &h, sizeof h) && write_all(file, image->bytes, image->size);
     done = !close(file) && done;

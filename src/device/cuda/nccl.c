@@ -18,6 +18,7 @@ enum {
 oh_nccl_table oh_nccl;
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+OH_RESET_IN_CHILD(opening)
 static bool opened;
 
 /* The name of a function that the library lacks, or NULL. */

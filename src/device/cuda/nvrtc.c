@@ -29,6 +29,7 @@ static struct {
 } nvrtc;
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+OH_RESET_IN_CHILD(opening)
 static uint32_t version; /* 0: not open */
 
 /* ---- opening --------------------------------------------------------------------------------- */

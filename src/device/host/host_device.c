@@ -1,6 +1,7 @@
 /* The host device: ranks are processes or threads of one machine, kernels are C functions. It holds
  * no state, so every rank is handed the same object. */
 #include "device/host/host_device.h"
+#include "base/descriptor.h"
 #include "device/host/vector.h"
 
 #include <sched.h>
@@ -23,7 +24,7 @@ static void host_close(oh_device *device) {
 static void processor_name(char *name, size_t size) {
     char line[256];
     snprintf(name, size, "host");
-    FILE *file = fopen("/proc/cpuinfo", "re");
+    FILE *file = oh_fd_read_file("/proc/cpuinfo");
     if (file == NULL) return;
     while (fgets(line, sizeof line, file) != NULL) {
         char *text = strchr(line, ':');

@@ -8,6 +8,7 @@
  *
  * The file need not be sealed, since it is not ours: who truncates memory that is in use faults
  * first. But it must be the file that was described, and long enough when it is mapped. */
+#include "base/descriptor.h"
 #include "device/foreign.h"
 #include "device/host/host_device.h"
 
@@ -118,8 +119,10 @@ static int by_identity(const void *a, const void *b) {
 static open_file *list_files(size_t *count_out) {
     size_t room = 0;
     open_file *files = NULL;
-    DIR *directory = opendir("/proc/self/fd");
+    const int here = oh_fd_high(open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    DIR *directory = here < 0 ? NULL : fdopendir(here);
     *count_out = 0;
+    if (!directory && here >= 0) close(here);
     if (!directory) return NULL;
     for (const struct dirent *entry; (entry = readdir(directory)) != NULL;) {
         char *end;
@@ -172,7 +175,7 @@ onehop_result oh_host_foreign_find(oh_device *device, const oh_range *ranges, si
     cursor c;
     (void)device;
     memset(&c, 0, sizeof c);
-    c.maps = fopen("/proc/self/maps", "re");
+    c.maps = oh_fd_read_file("/proc/self/maps");
     if (!c.maps) return oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "opening /proc/self/maps");
     onehop_result result = oh_foreign_walk(ranges, count, locate, &c, pieces_out, count_out);
     fclose(c.maps);
@@ -201,7 +204,7 @@ onehop_result oh_host_foreign_descriptor(oh_device *device, const oh_mem_handle 
     file_part part;
     (void)device;
     memcpy(&part, piece->data, sizeof part);
-    const int fd = fcntl((int)part.fd, F_DUPFD_CLOEXEC, 0);
+    const int fd = oh_fd_copy((int)part.fd);
     if (fd < 0)
         return oh_error_errno(ONEHOP_ERR_SYSTEM, errno,
                               "duplicating descriptor %d of shared host memory", (int)part.fd);

@@ -22,6 +22,7 @@ typedef struct keeper {
 } keeper;
 
 struct onehop_host_graph {
+    uint64_t process; /* that made it */
     uint64_t id;
     uint32_t users;
     keeper *keepers;
@@ -63,6 +64,7 @@ onehop_host_graph *oh_host_graph_create(void) {
     onehop_host_graph *graph = calloc(1, sizeof *graph);
     if (graph == NULL) return NULL;
     graph->id = __atomic_add_fetch(&last_id, 1, __ATOMIC_RELAXED);
+    graph->process = oh_process();
     graph->users = 1;
     graph->end = &graph->first;
     return graph;
@@ -141,6 +143,7 @@ onehop_result onehop_host_stream_capture_end(onehop_stream_t handle,
 
 onehop_result onehop_host_graph_launch(onehop_host_graph *graph, onehop_stream_t handle) {
     if (graph == NULL) return oh_error(ONEHOP_ERR_NULL, "onehop_host_graph_launch: graph is NULL");
+    if (!oh_process_is(graph->process)) return oh_process_refuse("host graph");
     if (handle == NULL) { /* run it now, in the calling thread */
         run_graph(graph);
         return ONEHOP_OK;

@@ -4,13 +4,13 @@
  * SIGBUS. An importer therefore looks at seals and size before it maps, and at the file's identity,
  * so that a descriptor handed over for the wrong memory is refused and not read.
  *
- * No page is touched here. Whoever arms the memory touches it first and so gets it on its own NUMA
- * node.
+ * All pages are reserved when the file is made, by the thread that makes it and so on its NUMA node:
+ * a page that is missing when it is touched would end the process, or a peer, by SIGBUS.
  *
  * Within one process every user of a file shares one mapping, counted: with two mappings of one
  * file a race detector sees two unrelated addresses, and the last user, whichever rank it is,
- * unmaps. A forked child inherits table and mappings alike and may go on using both; fork while no
- * other thread is in here. */
+ * unmaps. A forked child inherits table and mappings alike; releasing its copy unmaps them there. */
+#include "base/descriptor.h"
 #include "device/host/host_device.h"
 
 #include <errno.h>
@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #define PAGE  4096
+#define PIECE ((size_t)256 << 10) /* reserved at once: a signal undoes the piece in hand */
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 
 /* What oh_mem_handle.data carries. */
@@ -43,6 +44,7 @@ typedef struct mapping {
 } mapping;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+OH_RESET_IN_CHILD(lock)
 static mapping *mappings; /* guarded by lock, as is `users` of each */
 
 static file_identity identity_of(const struct stat *status) {
@@ -66,18 +68,51 @@ static onehop_result map_file(mapping *m, int fd) {
     return ONEHOP_OK;
 }
 
+/* The kernel says ENOMEM or ENOSPC, and not of what. */
+static onehop_result no_room(const mapping *m, size_t reserved, int error) {
+    char mode[4] = "";
+    FILE *file = oh_fd_read_file("/proc/sys/vm/overcommit_memory");
+    if (file != NULL && fgets(mode, sizeof mode, file) == NULL) mode[0] = '\0';
+    if (file != NULL) fclose(file);
+    return oh_error_errno(
+        ONEHOP_ERR_MEMORY, error,
+        "%zu bytes of shared host memory: the limit is reached after %zu (%s)", m->bytes, reserved,
+        mode[0] == '2' ? "vm.overcommit_memory is 2: CommitLimit in /proc/meminfo"
+                       : "memory of the machine, or of its container: memory.max of the cgroup");
+}
+
+/* Where a sandbox has no fallocate the file has its length, and no pages yet. */
+static onehop_result reserve_file(const mapping *m) {
+    const uint64_t limit = oh_file_limit();
+    if (m->bytes > limit)
+        return oh_error(ONEHOP_ERR_MEMORY,
+                        "%zu bytes of shared host memory: files of this process may have %llu "
+                        "(RLIMIT_FSIZE, ulimit -f)",
+                        m->bytes, (unsigned long long)limit);
+    for (size_t at = 0; at < m->bytes;) {
+        const size_t left = m->bytes - at, piece = left < PIECE ? left : PIECE;
+        if (fallocate(m->fd, 0, (off_t)at, (off_t)piece) == 0)
+            at += piece;
+        else if (errno == ENOSPC || errno == ENOMEM)
+            return no_room(m, at, errno);
+        else if (errno != EINTR)
+            break;
+    }
+    if (ftruncate(m->fd, (off_t)m->bytes) == 0) return ONEHOP_OK;
+    return oh_error_errno(ONEHOP_ERR_MEMORY, errno, "%zu bytes of shared host memory", m->bytes);
+}
+
 /* A new sealed file of m->bytes in m->fd, its identity in m->file. */
 static onehop_result make_file(mapping *m) {
     struct stat status;
-    m->fd = memfd_create("onehop", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    m->fd = oh_fd_high(memfd_create("onehop", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (m->fd < 0)
         return oh_error_errno(errno == ENOMEM   ? ONEHOP_ERR_MEMORY
                               : errno == ENOSYS ? ONEHOP_ERR_UNSUPPORTED
                                                 : ONEHOP_ERR_SYSTEM,
                               errno, "memfd_create for %zu bytes of shared host memory", m->bytes);
-    if (ftruncate(m->fd, (off_t)m->bytes) != 0)
-        return oh_error_errno(ONEHOP_ERR_MEMORY, errno, "%zu bytes of shared host memory",
-                              m->bytes);
+    onehop_result result = reserve_file(m);
+    if (result != ONEHOP_OK) return result;
     if (fcntl(m->fd, F_ADD_SEALS, SEALS | F_SEAL_SEAL) != 0 || fstat(m->fd, &status) != 0)
         return oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "sealing shared host memory");
     m->file = identity_of(&status);
@@ -124,7 +159,7 @@ onehop_result oh_host_mem_export(oh_device *device, const oh_mem *memory, oh_mem
     oh_mem_handle handle = {.kind = OH_HANDLE_FD};
     if (m == NULL || m->fd < 0)
         return oh_error(ONEHOP_ERR_ARGUMENT, "only memory made in this process can be exported");
-    int fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 0);
+    int fd = oh_fd_copy(m->fd);
     if (fd < 0)
         return oh_error_errno(ONEHOP_ERR_SYSTEM, errno,
                               "duplicating the descriptor of host memory");

@@ -13,7 +13,9 @@
  *
  * Handles are looked up in a list, never followed blindly: a stranger's pointer or a destroyed
  * stream is answered with an error. A forked child has the streams of its parent but not their
- * threads: it must not use them, nor destroy them. */
+ * threads: no use of one is accepted there, and destroying one only frees the child's copy. Its
+ * locks and conditions are left alone then, for threads that are not there may hold or wait for
+ * them. */
 #include "device/host/host_stream.h"
 #include "base/wait.h"
 #include "device/host/vector.h"
@@ -40,6 +42,7 @@ typedef struct ring_entry {
 
 struct oh_host_stream {
     oh_host_stream *next; /* guarded by registry_lock */
+    uint64_t process;     /* that made it */
     uint64_t id;
     uint32_t users; /* the handle, and every OH_HOST_WAIT that names the stream */
     pthread_t worker;
@@ -55,6 +58,7 @@ struct oh_host_stream {
 };
 
 static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
+OH_RESET_IN_CHILD(registry_lock)
 static oh_host_stream *registry; /* guarded by registry_lock, as is last_id */
 static uint64_t last_id;
 
@@ -124,6 +128,7 @@ static int start_worker(oh_host_stream *stream) {
 
 /* With the lock held, save while the hook runs. False: the hook has ended the wait. */
 static bool sleep_until(oh_host_stream *stream, uint64_t ticket) {
+    OH_NO_CANCEL;
     bool ended = false;
     stream->sleepers++;
     while (stream->completed < ticket && !ended) {
@@ -169,7 +174,8 @@ onehop_result oh_host_stream_put(oh_host_stream *stream, const oh_host_work *wor
 
 /* ---- handles --------------------------------------------------------------------------------- */
 
-oh_host_stream *oh_host_stream_find(onehop_stream_t handle) {
+/* Of any process. */
+static oh_host_stream *look_up(onehop_stream_t handle) {
     pthread_mutex_lock(&registry_lock);
     oh_host_stream *stream = registry;
     while (stream != NULL && (void *)stream != (void *)handle) stream = stream->next;
@@ -177,7 +183,13 @@ oh_host_stream *oh_host_stream_find(onehop_stream_t handle) {
     return stream;
 }
 
+oh_host_stream *oh_host_stream_find(onehop_stream_t handle) {
+    oh_host_stream *stream = look_up(handle);
+    return stream != NULL && oh_process_is(stream->process) ? stream : NULL;
+}
+
 onehop_result oh_host_stream_unknown(onehop_stream_t handle) {
+    if (look_up(handle) != NULL) return oh_process_refuse("host stream");
     return oh_error(
         ONEHOP_ERR_STREAM,
         "stream %p is not a live stream of onehop_host_stream_create, which the host device "
@@ -207,18 +219,22 @@ static oh_host_stream *unregister_stream(onehop_stream_t handle) {
 void oh_host_stream_drop(oh_host_stream *stream) {
     /* Acquire and release: the last user frees after all others have let go. */
     if (__atomic_sub_fetch(&stream->users, 1, __ATOMIC_ACQ_REL) > 0) return;
-    pthread_cond_destroy(&stream->work_went);
-    pthread_cond_destroy(&stream->work_came);
-    pthread_mutex_destroy(&stream->lock);
+    if (oh_process_is(stream->process)) {
+        pthread_cond_destroy(&stream->work_went);
+        pthread_cond_destroy(&stream->work_came);
+        pthread_mutex_destroy(&stream->lock);
+    }
     free(stream);
 }
 
 onehop_result onehop_host_stream_create(onehop_stream_t *stream_out) {
+    OH_NO_CANCEL;
     if (stream_out == NULL)
         return oh_error(ONEHOP_ERR_NULL, "onehop_host_stream_create: stream_out is NULL");
     oh_host_stream *stream = aligned_alloc(CACHE_LINE, sizeof *stream);
     if (stream == NULL) return oh_error(ONEHOP_ERR_MEMORY, "out of memory for a host stream");
     memset(stream, 0, offsetof(oh_host_stream, ring));
+    stream->process = oh_process();
     stream->users = 1;
     pthread_mutex_init(&stream->lock, NULL);
     pthread_cond_init(&stream->work_came, NULL);
@@ -233,7 +249,16 @@ onehop_result onehop_host_stream_create(onehop_stream_t *stream_out) {
     return ONEHOP_OK;
 }
 
+static void end_worker(oh_host_stream *stream) {
+    pthread_mutex_lock(&stream->lock);
+    stream->stop = true;
+    pthread_cond_signal(&stream->work_came);
+    pthread_mutex_unlock(&stream->lock);
+    pthread_join(stream->worker, NULL);
+}
+
 void onehop_host_stream_destroy(onehop_stream_t handle) {
+    OH_NO_CANCEL;
     if (handle == NULL) return;
     oh_host_stream *stream = unregister_stream(handle);
     if (stream == NULL) {
@@ -241,11 +266,7 @@ void onehop_host_stream_destroy(onehop_stream_t handle) {
                "onehop_host_stream_destroy: %p is not a live host stream; ignored", (void *)handle);
         return;
     }
-    pthread_mutex_lock(&stream->lock);
-    stream->stop = true;
-    pthread_cond_signal(&stream->work_came);
-    pthread_mutex_unlock(&stream->lock);
-    pthread_join(stream->worker, NULL);
+    if (oh_process_is(stream->process)) end_worker(stream);
     if (stream->capture != NULL) oh_host_graph_drop(stream->capture);
     oh_host_stream_drop(stream);
 }
