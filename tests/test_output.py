@@ -2,6 +2,7 @@
 """Files that the command writes: never through a link or over what is no file, refused before the work, and output
 that does not arrive is an error."""
 
+import argparse
 import contextlib
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -16,6 +18,12 @@ BUILD = os.environ.get(
     "ONEHOP_BUILD_DIR", os.path.join(os.path.dirname(__file__), "..", "build", "release")
 )
 TOOL = os.path.join(BUILD, "onehop")
+ROOT = os.environ.get("ONEHOP_SOURCE_DIR", os.path.join(os.path.dirname(__file__), ".."))
+BENCH = os.path.join(os.path.abspath(ROOT), "bench")
+sys.path.insert(0, BENCH)
+
+import compare  # noqa: E402
+
 PERF = ["perf", "--device", "host", "-g", "2", "-b", "1K", "-e", "1K", "-n", "20"]
 CHECK = ["check", "--device", "host", "-g", "2", "--quick"]
 TUNE = ["tune", "--device", "host", "-g", "2", "--quick", "-b", "4K", "-e", "4K", "--noise", "10000"]
@@ -185,6 +193,83 @@ class Kinds(InFolder):
         self.assertEqual(os.stat(self.path).st_mode & 0o7777, 0o604)
         self.written()
         self.holds("out")
+
+
+class Scripts(InFolder):
+    """The Python programs, which share a writer of their own."""
+
+    COMPARE = [sys.executable, "-S", os.path.join(BENCH, "compare_cpu.py"), "-g", "2", "-d", "float32", "-b", "1K", "-e",
+               "1K", "-n", "20", "--repeat", "1", "--onehop", TOOL, "-J"]  # fmt: skip
+
+    def test_planted(self):
+        private = os.path.join(self.folder, "private")
+        with open(private, "w") as file:
+            file.write("private")
+        done = shell(f"cd {self.folder}; ln -s private out.$$; exec {' '.join(self.COMPARE)} out")
+        self.assertEqual(done.returncode, 3, "no peer is there: " + done.stderr)
+        with open(private) as file:
+            self.assertEqual(file.read(), "private")
+        with open(self.path) as file:
+            self.assertEqual(json.load(file)["schema"], "onehop-compare/1")
+
+    def test_refused_before_the_work(self):
+        os.symlink("private", self.path)
+        for path, word in ((self.path, "symbolic link"), (self.folder, "neither"), ("", "no file"),
+                           (os.path.join(self.folder, "none", "x"), "No such file")):  # fmt: skip
+            done = subprocess.run([*self.COMPARE, path], capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(word, done.stderr)
+            self.assertEqual(done.stdout, "")
+        self.holds("out")
+
+    def test_kinds(self):
+        full = compare.Output(self.node("full", 7))
+        with self.assertRaisesRegex(OSError, "No space left"):
+            full.write("x")
+        os.mkfifo(self.path)
+        with self.assertRaises(argparse.ArgumentTypeError):
+            compare.Output(self.path)
+        with open(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)) as reader:
+            compare.Output(self.path).write("text")
+            self.assertEqual(reader.read(), "text")
+        ends = os.pipe()
+        compare.Output(f"/dev/fd/{ends[1]}").write("text")
+        os.close(ends[1])
+        with open(ends[0]) as file:
+            self.assertEqual(file.read(), "text")
+        with open(os.devnull) as file, self.assertRaises(argparse.ArgumentTypeError):
+            compare.Output(f"/dev/fd/{file.fileno()}")
+
+    def test_files(self):
+        before = os.umask(0o027)
+        self.addCleanup(os.umask, before)
+        compare.Output(self.path).write("one")
+        self.assertEqual(os.stat(self.path).st_mode & 0o7777, 0o640)
+        os.chmod(self.path, 0o604)
+        compare.Output(self.path).write(b"two")
+        self.assertEqual(os.stat(self.path).st_mode & 0o7777, 0o604)
+        with open(self.path) as file:
+            self.assertEqual(file.read(), "two")
+        late = compare.Output(self.path)
+        os.unlink(self.path)
+        os.mkfifo(self.path)
+        with self.assertRaisesRegex(OSError, "no longer"):
+            late.write("three")
+        self.assertTrue(stat.S_ISFIFO(os.stat(self.path).st_mode))
+        self.assertEqual([name for name in os.listdir(self.folder) if name.startswith(".")], [])
+
+    def test_record(self):
+        record = os.path.join(BENCH, "record.sh")
+        for _ in range(2):
+            done = subprocess.run(["bash", record, self.path, "echo", "said"], capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        with open(self.path) as file:
+            self.assertEqual(file.read().count("\nsaid\n"), 2)
+        link = os.path.join(self.folder, "link")
+        os.symlink("elsewhere", link)
+        done = subprocess.run(["bash", record, link, "echo", "said"], capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.holds("link", "out")
 
 
 class Standard(InFolder):
