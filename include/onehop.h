@@ -184,8 +184,9 @@ typedef enum onehop_collective {
 /* Where a pull algorithm reads. Push algorithms have none. MULTICAST: the switch between the GPUs
  * adds, in fp32 with one rounding, in an order of its own: bits may differ from those of all other
  * sources, and with 1SHOT_PULL, where each rank asks the switch for itself, from rank to rank. Not
- * validated on hardware, and off: it needs ONEHOP_MULTICAST=1 on all ranks of a context, neither
- * NCCL_NVLS_ENABLE=0 nor TORCH_SYMM_MEM_DISABLE_MULTICAST=1, and a GPU for each rank of which the
+ * validated on hardware, and off: it needs ONEHOP_MULTICAST=1 on all ranks of a context,
+ * NCCL_NVLS_ENABLE unset or 1 or 2 (any other text forbids it, as 0 does),
+ * TORCH_SYMM_MEM_DISABLE_MULTICAST unset or 0, and a GPU for each rank of which the
  * driver reports multicast. A failure while it is set up leaves it off, with a line in the log. The
  * host device emulates it, in rank order. While it is off the tuning table's rows that name it are
  * passed over, and calls that name it get ALGORITHM. */
@@ -525,7 +526,8 @@ typedef struct onehop_config {
  * nothing. Blocks. On CUDA the primary context of the device is retained and the memory is
  * allocated there. The tuning table is read here, and must have the same rows on all ranks. Errors:
  * those of onehop_group_open, onehop_symmetric_alloc, onehop_comm_create; ENVIRONMENT for a table
- * that is not understood, with its line. Since 0.1. */
+ * that is not understood, with its line, and for any ONEHOP_ variable whose value is not
+ * understood, also one that only another device or a later call would read. Since 0.1. */
 ONEHOP_API onehop_result onehop_create(const onehop_config *config, onehop_t **context_out);
 
 /* All ranks of a group of `n` in one thread: rank i on devices[i] (NULL: config->device for all; a

@@ -34,13 +34,6 @@ static onehop_result make_alone(onehop_t *ctx) {
     return result ? result : oh_dispatch_init(&ctx->dispatch, &group, &ctx->tuning);
 }
 
-/* Values that nothing else asks for on every path; a wrong one is refused, not ignored. */
-static onehop_result check_environment(void) {
-    int64_t unused;
-    onehop_result result = oh_log_check();
-    return result ? result : oh_env_integer(OH_ENV_MULTICAST, 0, 1, 0, &unused);
-}
-
 /* Every rank's descriptor to every rank; descriptors of one set of ranks end with the step that
  * used them. */
 static void close_fds(int *fds, int count) {
@@ -102,7 +95,7 @@ onehop_result onehop_create(const onehop_config *config, onehop_t **context_out)
     if (!ctx) return oh_error(ONEHOP_ERR_MEMORY, "onehop_create: no memory");
     onehop_result result =
         oh_config_copy(&ctx->config, sizeof ctx->config, config, "onehop_config");
-    if (!result) result = check_environment();
+    if (!result) result = oh_log_check();
     if (!result) result = open_group(ctx);
     if (!result) result = ctx->world == 1 ? make_alone(ctx) : set_up(ctx);
     if (result) {
@@ -153,7 +146,7 @@ onehop_result onehop_create_all(const onehop_config *config, int n, const onehop
         return oh_error(ONEHOP_ERR_WORLD_SIZE, "onehop_create_all: n is %d, expected 1..%d", n,
                         ONEHOP_MAX_RANKS);
     onehop_result result = oh_config_copy(&known, sizeof known, config, "onehop_config");
-    if (!result) result = check_environment();
+    if (!result) result = oh_log_check();
     if (!result && (known.group || known.rank || known.world_size || known.name))
         result = oh_error(
             ONEHOP_ERR_ARGUMENT,
