@@ -18,6 +18,11 @@
  *   - destroy, close and free take NULL, return void, are local and never wait for a peer.
  *   - An object may be used by any thread, by one thread at a time. Different objects are
  *     independent. onehop_abort, onehop_status and onehop_set_timeout may run beside other calls.
+ *   - Ranks of one process on GPUs (threads, or onehop_create_all): set CUDA_MODULE_LOADING=EAGER
+ *     before CUDA starts. By default CUDA loads a kernel when it is launched first, and that may
+ *     wait for kernels that run: rank A's call runs and waits for rank B, whose thread cannot launch
+ *     its call while it, or CUDA, loads some kernel of the program. It ends with TIMEOUT, whose
+ *     sentence names the variable. Or launch every kernel of the program once before the first call.
  *   - Nothing hangs for ever: a wait for a peer ends at the deadline (config timeout_ms, 300 s by
  *     default) with an error that names the peer.
  *   - The library never changes the environment, the current CUDA device or signal handlers, never
@@ -286,7 +291,7 @@ ONEHOP_API onehop_result onehop_group_open(const onehop_group_config *config,
                                            onehop_group **group_out);
 
 /* A group within this process: groups_out[0..world_size-1] are its ranks, to be used by one thread
- * each. Not collective. Errors: NULL, WORLD_SIZE, ENVIRONMENT, MEMORY. Since 0.1. */
+ * each; on GPUs see CUDA_MODULE_LOADING at the top. Not collective. Errors: NULL, WORLD_SIZE, ENVIRONMENT, MEMORY. Since 0.1. */
 ONEHOP_API onehop_result onehop_group_open_local(int world_size, onehop_group **groups_out);
 
 /* Local. Objects made from the group must be gone before. */
@@ -531,7 +536,7 @@ typedef struct onehop_config {
 ONEHOP_API onehop_result onehop_create(const onehop_config *config, onehop_t **context_out);
 
 /* All ranks of a group of `n` in one thread: rank i on devices[i] (NULL: config->device for all; a
- * device may repeat). config->group, rank, world_size and name must be zero. Since 0.1. */
+ * device may repeat; CUDA_MODULE_LOADING, at the top, matters here too). config->group, rank, world_size and name must be zero. Since 0.1. */
 ONEHOP_API onehop_result onehop_create_all(const onehop_config *config, int n,
                                            const onehop_device *devices, onehop_t **contexts_out);
 

@@ -62,6 +62,8 @@ void oh_sleep_us(unsigned us);
     X(CACHE_DIR, "ONEHOP_CACHE_DIR", "string", "", "where kernels built at run time are kept")     \
     X(XDG_CACHE_HOME, "XDG_CACHE_HOME", "string", "", "else in the directory onehop of this one")  \
     X(HOME, "HOME", "string", "", "else in .cache/onehop of this one")                             \
+    X(MODULE_LOADING, "CUDA_MODULE_LOADING", "string", "",                                         \
+      "CUDA's; EAGER where ranks are threads: a kernel loaded late can block a rank")              \
     X(RANK, "RANK", "int", "", "rank, if the program gives none (set by torchrun)")                \
     X(WORLD_SIZE, "WORLD_SIZE", "int", "", "number of ranks (torchrun)")                           \
     X(LOCAL_RANK, "LOCAL_RANK", "int", "", "GPU of this rank (torchrun)")                          \
@@ -126,6 +128,11 @@ static inline bool oh_id128_equal(oh_id128 a, oh_id128 b) {
 /* Random, made once per process; a forked child gets its own. A pid would not do: ranks in
  * different pid namespaces may share one. */
 onehop_result oh_process_id(oh_id128 *id_out);
+
+/* "; RLIMIT_MEMLOCK is N bytes" for the sentence about memory that could not be locked or pinned, or
+ * "" if the limit cannot be why: there is none. */
+#define OH_MEMLOCK_BYTES 96
+const char *oh_memlock_hint(char text[OH_MEMLOCK_BYTES]);
 
 #define OH_LENGTH(array) (sizeof(array) / sizeof *(array))
 

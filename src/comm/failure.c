@@ -30,6 +30,18 @@ static onehop_result result_of(uint32_t kind) {
     }
 }
 
+/* CUDA loads a kernel at its first launch, and that may wait for kernels that run: for a call of one
+ * rank that waits for another rank of the same process, which is held up there. */
+static const char *lazy_loading(const onehop_comm *comm, int peer) {
+    const char *mode = oh_env_text(OH_ENV_MODULE_LOADING);
+    if (comm->dispatch.kind != ONEHOP_DEVICE_CUDA || (mode && !strcmp(mode, "EAGER"))) return "";
+    bool threads = !comm->group && !comm->owns_device; /* onehop_create_all */
+    for (int r = 0; r < comm->world && comm->group; r++)
+        threads |= r != comm->rank && (r == peer || peer == comm->rank) &&
+                   oh_rendezvous_same_process(comm->group, r);
+    return threads ? "; a kernel loaded lazily can block it: set CUDA_MODULE_LOADING=EAGER" : "";
+}
+
 static void describe(const onehop_comm *comm, onehop_failure *f) {
     char *text = f->text;
     const size_t size = sizeof f->text;
@@ -38,11 +50,11 @@ static void describe(const onehop_comm *comm, onehop_failure *f) {
         if (f->peer == comm->rank)
             snprintf(
                 text, size,
-                "rank %d (this one) came later than the deadline in call %u; its peers gave up",
-                f->peer, f->epoch);
+                "rank %d (this one) came later than the deadline in call %u; its peers gave up%s",
+                f->peer, f->epoch, lazy_loading(comm, f->peer));
         else
-            snprintf(text, size, "rank %d did not take part in call %u within the deadline",
-                     f->peer, f->epoch);
+            snprintf(text, size, "rank %d did not take part in call %u within the deadline%s",
+                     f->peer, f->epoch, lazy_loading(comm, f->peer));
         break;
     case ONEHOP_ERR_PEER_LOST:
         snprintf(text, size,
