@@ -96,7 +96,7 @@ OH_SLOW_FN oh_i32 oh_culprit_by_rows(const oh_args *a, oh_i32 peer) {
     return peer;
 }
 
-/* Calls differ: what this rank's is, to all. Before the verdict, so that who has seen that rarely waits. */
+/* What this rank calls, to all. */
 OH_SLOW_FN void oh_tell_call(const oh_args *a, oh_u32 epoch) {
     oh_u32 r;
     for (r = 0; r < a->world; r++) {
@@ -124,6 +124,19 @@ OH_SLOW_FN void oh_hear_call(const oh_args *a, oh_u32 rank, oh_u32 place, oh_u32
         oh_st_relaxed_sys_u64(to + k, oh_ld_relaxed_sys_u64(from + k));
 }
 
+/* Calls differ: this rank's to all; rank 0's and the culprit's for the host. The verdict first, for a rank that
+ * waits for one that agrees with it hears of the mismatch by that alone. */
+OH_SLOW_FN void oh_exchange_calls(const oh_args *a, oh_u64 verdict, oh_u32 epoch) {
+    oh_u32 r;
+    for (r = 0; r < a->world; r++)
+        oh_st_relaxed_sys_u64(OH_MEMBER(oh_control_of(a, r), oh_control, verdicts[a->rank]),
+                              verdict);
+    oh_tell_call(a, epoch);
+    oh_hear_call(a, 0, 0, OH_VERDICT_EPOCH(verdict));
+    r = (oh_u32)OH_VERDICT_CULPRIT(verdict);
+    if (r < a->world) oh_hear_call(a, r, 1, OH_VERDICT_EPOCH(verdict));
+}
+
 /* Step 5. */
 OH_SLOW_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u32 expected,
                             oh_u32 seen) {
@@ -132,11 +145,6 @@ OH_SLOW_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u3
     for (r = 0; r < a->world; r++)
         oh_st_relaxed_sys_u64(OH_MEMBER(oh_control_of(a, r), oh_control, verdicts[a->rank]),
                               verdict);
-    if (OH_VERDICT_KIND(verdict) == OH_FAIL_MISMATCH) {
-        const oh_u32 culprit = (oh_u32)OH_VERDICT_CULPRIT(verdict);
-        oh_hear_call(a, 0, 0, OH_VERDICT_EPOCH(verdict));
-        if (culprit < a->world) oh_hear_call(a, culprit, 1, OH_VERDICT_EPOCH(verdict));
-    }
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, site), site);
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, rank), a->rank);
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, peer), (oh_u32)OH_VERDICT_CULPRIT(verdict));
@@ -175,7 +183,7 @@ OH_SLOW_FN void oh_fail(const oh_args *a, oh_u32 kind, oh_i32 peer, oh_u32 site,
         if (!verdict) verdict = oh_verdict_found(a);
     }
     if (!verdict) verdict = OH_VERDICT(kind, peer, epoch);
-    if (OH_VERDICT_KIND(verdict) == OH_FAIL_MISMATCH) oh_tell_call(a, epoch);
+    if (OH_VERDICT_KIND(verdict) == OH_FAIL_MISMATCH) oh_exchange_calls(a, verdict, epoch);
     oh_conclude(a, verdict, site, expected, seen);
 }
 
