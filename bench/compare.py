@@ -5,6 +5,7 @@ their socket while others are measured. Each order goes to all ranks of a group,
 """
 
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -22,8 +23,26 @@ PATIENCE_S = 300
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
+def package_file(name):
+    """A module of the package, by its path: here nothing need be built or installed."""
+    spec = importlib.util.spec_from_file_location(f"onehop{name}", os.path.join(ROOT, "python", "onehop", f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+Output = package_file("_output").Output
+
+
 class Failure(Exception):
     """A sentence for the user; the comparison cannot go on."""
+
+
+def write_json(output, data):
+    try:
+        output.write(json.dumps(data, indent=1) + "\n")
+    except OSError as error:
+        raise Failure(f"{output} could not be written: {error.strerror}") from error
 
 
 def parse_size(text):
@@ -69,7 +88,7 @@ def parser(description, high, dtypes):
     result.add_argument("-d", "--types", default=",".join(dtypes), help="default %(default)s")
     result.add_argument("--repeat", type=integer(1, 100), default=3, metavar="N",
                         help="rounds for each size, default 3; the median of their medians is shown")
-    result.add_argument("-J", "--json", metavar="FILE")
+    result.add_argument("-J", "--json", type=Output, metavar="FILE")
     result.add_argument("--onehop", default=os.path.join(build, "onehop"), metavar="PATH", help="the command")
     result.add_argument("--worker", help=argparse.SUPPRESS)
     result.add_argument("--connect", help=argparse.SUPPRESS)
@@ -295,15 +314,11 @@ class Report:
             return 1
         return 3 if all(peer in self.skipped for peer in self.peers) else 0
 
-    def write(self, path):
+    def write(self, output):
         machine = self.machine or {}
         data = {"schema": "onehop-compare/1",
                 **{key: machine.get(key, "") for key in ("machine", "cpu", "driver", "clocks", "version", "commit")},
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "python": platform.python_version(),
                 "args": sys.argv, "notes": self.notes, "versions": self.versions, "peers": self.peers,
                 "skipped": self.skipped, "wrong": self.wrong(), "geomean_ratio": self.geomeans(), "results": self.rows}
-        beside = f"{path}.{os.getpid()}"
-        with open(beside, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-            file.write("\n")
-        os.replace(beside, path)
+        write_json(output, data)

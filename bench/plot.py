@@ -11,22 +11,13 @@ Pages with tables: python -m onehop.report.
 """
 
 import argparse
-import importlib.util
+import io
 import os
 import sys
 
+import compare
 
-def load_results():
-    """The package's reader, by its path: here nothing need be built or installed."""
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    path = os.path.join(root, "python", "onehop", "_results.py")
-    spec = importlib.util.spec_from_file_location("onehop_results", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-results = load_results()
+results = compare.package_file("_results")
 read = results.read
 
 
@@ -48,6 +39,11 @@ def main():
     parser.add_argument("--floor", type=floor_of, metavar="US,GB/s")
     parser.add_argument("--in-place", action="store_true", help="our calls in place (default: out of place)")
     arguments = parser.parse_args()
+    name = arguments.output or os.path.splitext(arguments.files[0])[0]
+    try:
+        outputs = {kind: compare.Output(f"{name}.{kind}") for kind in ("png", "svg")}
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
     try:
         groups = read(arguments.files, arguments.in_place)
     except results.Unreadable as error:
@@ -57,9 +53,10 @@ def main():
     except ImportError as error:
         print(f"plot.py: matplotlib is needed: {error}", file=sys.stderr)
         return 3
-    name = arguments.output or os.path.splitext(arguments.files[0])[0]
-    figure.savefig(f"{name}.png", dpi=150)
-    figure.savefig(f"{name}.svg", metadata={"Date": None})
+    for kind, more in ("png", {"dpi": 150}), ("svg", {"metadata": {"Date": None}}):
+        picture = io.BytesIO()
+        figure.savefig(picture, format=kind, **more)
+        outputs[kind].write(picture.getvalue())
     print(f"{name}.png {name}.svg")
     return 0
 

@@ -50,7 +50,7 @@ def flags():
     parser.add_argument("-g", "--ranks", type=compare.integer(2, 16), default=2, metavar="N", help="GPUs, default 2")
     parser.add_argument("--repeat", type=compare.integer(1, 100), default=5, metavar="N", help="rounds, default 5")
     parser.add_argument("--early-trigger", action="store_true", help="the promise of this flag of perf, for both")
-    parser.add_argument("-J", "--json", metavar="FILE")
+    parser.add_argument("-J", "--json", type=compare.Output, metavar="FILE")
     parser.add_argument("--onehop", default=os.path.join(build, "onehop"), metavar="PATH", help="the command")
     parser.add_argument("--worker", help=compare.argparse.SUPPRESS)
     parser.add_argument("--connect", help=compare.argparse.SUPPRESS)
@@ -260,9 +260,7 @@ def main():
                 **{key: machine.get(key, "") for key in ("machine", "driver", "clocks", "version", "commit")},
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "args": sys.argv, "versions": versions,
                 "switches": SWITCHES, "results": found}
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-            file.write("\n")
+        compare.write_json(arguments.json, data)
     return int(wrong > 0)
 
 

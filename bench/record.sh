@@ -5,6 +5,11 @@
 set -euo pipefail
 file=$1
 shift
+if [ -L "$file" ] || { [ -e "$file" ] && [ ! -f "$file" ]; }; then
+    echo "record.sh: $file is not a regular file" >&2
+    exit 2
+fi
+[ -e "$file" ] || (set -o noclobber && : >"$file") # made anew: no link that comes meanwhile is followed
 if [ ! -s "$file" ]; then
     {
         echo "date: $(date -u +%Y-%m-%d)"
@@ -13,7 +18,7 @@ if [ ! -s "$file" ]; then
         if command -v nvidia-smi >/dev/null; then
             nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | sed 's/^/gpu: /'
         fi
-    } >"$file"
+    } >>"$file"
 fi
 {
     echo

@@ -379,8 +379,8 @@ def rank_main(options):
         for what, holds in checks.items():
             me.say(f"# {'ok    ' if holds else 'FAILED'} {what}")
         if rank == 0 and options.json:
-            with open(options.json, "w", encoding="utf-8") as file:
-                json.dump({**about, "prefill_tokens_per_s": prefill, "results": rows, "checks": checks}, file, indent=1)
+            found = {**about, "prefill_tokens_per_s": prefill, "results": rows, "checks": checks}
+            options.json.write(json.dumps(found, indent=1))
         me.close()
     torch.distributed.destroy_process_group()
     return 0 if all(checks.values()) else 1
@@ -393,6 +393,13 @@ def positive(text):
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"'{text}': expected a positive integer")
     return int(text)
+
+
+def output(path):
+    """Refused before the work if it cannot be written."""
+    from onehop._output import Output
+
+    return Output(path)
 
 
 def flags():
@@ -412,7 +419,7 @@ def flags():
     parser.add_argument("--fused", action="store_true", help="by onehop's fused all-reduce and norm too")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--limit", type=positive, default=500, metavar="S", help="most seconds; default %(default)s")
-    parser.add_argument("-J", "--json", metavar="FILE")
+    parser.add_argument("-J", "--json", type=output, metavar="FILE")
     options = parser.parse_args()
     ranks = int(os.environ.get("WORLD_SIZE", options.tp))
     if not options.device:

@@ -21,6 +21,11 @@
  *   - An object belongs to the process that made it. In a forked child every call on it gives STATE;
  *     destroy, close and free there release the child's copies and tell nobody anything. A child may
  *     make objects of its own (on CUDA, if its parent had not used the driver yet).
+ *   - Ranks of one process on GPUs (threads, or onehop_create_all): set CUDA_MODULE_LOADING=EAGER
+ *     before CUDA starts. By default CUDA loads a kernel when it is launched first, and that may
+ *     wait for kernels that run: rank A's call runs and waits for rank B, whose thread cannot launch
+ *     its call while it, or CUDA, loads some kernel of the program. It ends with TIMEOUT, whose
+ *     sentence names the variable. Or launch every kernel of the program once before the first call.
  *   - Nothing hangs for ever: a wait for a peer ends at the deadline (config timeout_ms, 300 s by
  *     default) with an error that names the peer. Time in which the process was stopped (SIGSTOP, a
  *     debugger, a suspended machine) does not count, in waits of the host; a GPU's clock goes on.
@@ -197,8 +202,9 @@ typedef enum onehop_collective {
 /* Where a pull algorithm reads. Push algorithms have none. MULTICAST: the switch between the GPUs
  * adds, in fp32 with one rounding, in an order of its own: bits may differ from those of all other
  * sources, and with 1SHOT_PULL, where each rank asks the switch for itself, from rank to rank. Not
- * validated on hardware, and off: it needs ONEHOP_MULTICAST=1 on all ranks of a context, neither
- * NCCL_NVLS_ENABLE=0 nor TORCH_SYMM_MEM_DISABLE_MULTICAST=1, and a GPU for each rank of which the
+ * validated on hardware, and off: it needs ONEHOP_MULTICAST=1 on all ranks of a context,
+ * NCCL_NVLS_ENABLE unset or 1 or 2 (any other text forbids it, as 0 does),
+ * TORCH_SYMM_MEM_DISABLE_MULTICAST unset or 0, and a GPU for each rank of which the
  * driver reports multicast. A failure while it is set up leaves it off, with a line in the log. The
  * host device emulates it, in rank order. While it is off the tuning table's rows that name it are
  * passed over, and calls that name it get ALGORITHM. */
@@ -324,7 +330,7 @@ ONEHOP_API onehop_result onehop_group_open(const onehop_group_config *config,
                                            onehop_group **group_out);
 
 /* A group within this process: groups_out[0..world_size-1] are its ranks, to be used by one thread
- * each. Not collective. Errors: NULL, WORLD_SIZE, ENVIRONMENT, MEMORY. Since 0.1. */
+ * each; on GPUs see CUDA_MODULE_LOADING at the top. Not collective. Errors: NULL, WORLD_SIZE, ENVIRONMENT, MEMORY. Since 0.1. */
 ONEHOP_API onehop_result onehop_group_open_local(int world_size, onehop_group **groups_out);
 
 /* Local. Objects made from the group must be gone before. */
@@ -582,12 +588,14 @@ typedef struct onehop_config {
  * nothing. Blocks. On CUDA the primary context of the device is retained and the memory is
  * allocated there. The tuning table is read here, and must have the same rows on all ranks. Errors:
  * those of onehop_group_open, onehop_symmetric_alloc, onehop_comm_create; ENVIRONMENT for a table
- * that is not understood, with its line; ARGUMENT or UNSUPPORTED if its grids do not fit beside those
- * of other communicators on a GPU (onehop_layout_config.max_blocks). Since 0.1. */
+ * that is not understood, with its line, and for any ONEHOP_ variable whose value is not
+ * understood, also one that only another device or a later call would read; ARGUMENT or UNSUPPORTED if
+ * its grids do not fit beside those of other communicators on a GPU
+ * (onehop_layout_config.max_blocks). Since 0.1. */
 ONEHOP_API onehop_result onehop_create(const onehop_config *config, onehop_t **context_out);
 
 /* All ranks of a group of `n` in one thread: rank i on devices[i] (NULL: config->device for all; a
- * device may repeat). config->group, rank, world_size and name must be zero. Since 0.1. */
+ * device may repeat; CUDA_MODULE_LOADING, at the top, matters here too). config->group, rank, world_size and name must be zero. Since 0.1. */
 ONEHOP_API onehop_result onehop_create_all(const onehop_config *config, int n,
                                            const onehop_device *devices, onehop_t **contexts_out);
 

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <sys/resource.h>
 
 static void results_have_names(void) {
     CHECK_TEXT("ONEHOP_OK", onehop_result_name(ONEHOP_OK));
@@ -141,6 +142,16 @@ static void configs(void) {
     }
 }
 
+static void memlock(void) {
+    char text[OH_MEMLOCK_BYTES];
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_MEMLOCK, &limit) == 0);
+    if (limit.rlim_cur == RLIM_INFINITY) CHECK_TEXT("", oh_memlock_hint(text));
+    limit.rlim_cur = 4096;
+    CHECK(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
+    CHECK_CONTAINS("RLIMIT_MEMLOCK (ulimit -l), is 4096 bytes", oh_memlock_hint(text));
+}
+
 typedef struct lines {
     int count;
     onehop_log_level level;
@@ -238,5 +249,6 @@ int main(void) {
     logs();
     log_is_handed_over();
     helpers();
+    memlock();
     return 0;
 }

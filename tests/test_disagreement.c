@@ -87,7 +87,19 @@ static void expect_mismatch(scene *s, const char *where) {
     /* The lowest rank that differs from rank 0. */
     for (int r = 0; r < W; r++)
         kit_expect(&s->sights[r], ONEHOP_ERR_MISMATCH, s->odd ? s->odd : 1, where);
-    CHECK_CONTAINS("made another call", s->sights[0].text);
+    /* Both values, on all ranks. */
+    static const char *const one[DIFFERENCES] = {
+        "of 9 float32", "of 40000 float32", "of 8 float16",  "of 16 bfloat16",
+        "1shot_push",   "grid 2x",          "of 100 float32"};
+    static const char *const usual[DIFFERENCES] = {"of 8 float32",  "of 8 float32", "of 8 bfloat16",
+                                                   "of 8 float32",  "host_1shot",   "grid 3x",
+                                                   "of 200 float32"};
+    for (int r = 0; r < W; r++) {
+        CHECK_CONTAINS(", rank 0 all_reduce of ", s->sights[r].text);
+        if (s->what >= DIFFERENCES || s->count != 8) continue;
+        CHECK_CONTAINS(one[s->what], s->sights[r].text);
+        CHECK_CONTAINS(usual[s->what], s->sights[r].text);
+    }
 }
 
 static void different_calls(void) {

@@ -228,6 +228,7 @@ static void disagree(int rank, int world, void *argument) {
     CHECK_RESULT(ONEHOP_ERR_MISMATCH, result);
     CHECK_RESULT(ONEHOP_ERR_MISMATCH, onehop_status(context, &failure));
     CHECK_INT(world - 1, failure.peer);
+    CHECK_CONTAINS(", rank 0 ", failure.text);
     onehop_destroy(context);
 }
 

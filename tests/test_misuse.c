@@ -432,6 +432,38 @@ static void with_setting(int rank, int world_size, void *argument) {
     for (int r = 0; r < 2; r++) onehop_destroy(all[r]);
 }
 
+/* Rank 1's environment is wrong in what this program's config and device would never ask for. */
+static void with_setting_of_one(int rank, int world_size, void *argument) {
+    const setting *s = argument;
+    onehop_config config = kit_config(20000);
+    onehop_t *context = NULL;
+    char quoted[80];
+    const kit_name name = kit_own_name(s->name);
+    config.rank = rank;
+    config.world_size = world_size;
+    config.name = name.text;
+    if (rank == 1) setenv(s->name, s->value, 1);
+    const double start = seconds_now();
+    CHECK_RESULT(ONEHOP_ERR_ENVIRONMENT, onehop_create(&config, &context));
+    CHECK(seconds_now() - start < 5);
+    snprintf(quoted, sizeof quoted, "%s is \"%s\": expected", s->name, s->value);
+    CHECK_CONTAINS(quoted, onehop_last_error());
+}
+
+static void environment_of_one(void) {
+    static const setting bad[] = {
+        {"ONEHOP_TIMEOUT_MS", "soon"}, {"ONEHOP_INIT_TIMEOUT_MS", "0"}, {"ONEHOP_DEVICE", "tpu"},
+        {"ONEHOP_ISA", "sse9"},        {"ONEHOP_NCCL", "yes"},          {"ONEHOP_MULTICAST", "2"},
+        {"ONEHOP_JIT", "garbage"},     {"ONEHOP_JIT_ARCH", "sm_90"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        setting s = bad[i];
+        pid_t ranks[2];
+        for (int r = 0; r < 2; r++) ranks[r] = start_rank(with_setting_of_one, r, 2, &s);
+        for (int r = 0; r < 2; r++) CHECK_INT(0, wait_rank(ranks[r]));
+    }
+}
+
 static void environment(void) {
     static const setting bad[] = {
         {"ONEHOP_TIMEOUT_MS", "abc"},
@@ -464,5 +496,6 @@ int main(void) {
     places();
     struct_sizes();
     environment();
+    environment_of_one();
     return 0;
 }

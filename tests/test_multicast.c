@@ -188,10 +188,13 @@ static void switches(void) {
     } cases[] = {
         {"ONEHOP_MULTICAST", NULL, "ONEHOP_MULTICAST is not 1"},
         {"ONEHOP_MULTICAST", "0", "ONEHOP_MULTICAST is not 1"},
-        {"NCCL_NVLS_ENABLE", "0", "NCCL_NVLS_ENABLE is 0"},
+        {"NCCL_NVLS_ENABLE", "0", "NCCL_NVLS_ENABLE is neither 1 nor 2"},
+        {"NCCL_NVLS_ENABLE", "off", "NCCL_NVLS_ENABLE is neither 1 nor 2"},
+        {"NCCL_NVLS_ENABLE", "-1", "NCCL_NVLS_ENABLE is neither 1 nor 2"},
         {"NCCL_NVLS_ENABLE", "1", NULL},
         {"NCCL_NVLS_ENABLE", "2", NULL},
-        {"TORCH_SYMM_MEM_DISABLE_MULTICAST", "1", "TORCH_SYMM_MEM_DISABLE_MULTICAST is set"},
+        {"TORCH_SYMM_MEM_DISABLE_MULTICAST", "1", "TORCH_SYMM_MEM_DISABLE_MULTICAST is not 0"},
+        {"TORCH_SYMM_MEM_DISABLE_MULTICAST", "maybe", "TORCH_SYMM_MEM_DISABLE_MULTICAST is not 0"},
         {"TORCH_SYMM_MEM_DISABLE_MULTICAST", "0", NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

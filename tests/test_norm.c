@@ -348,6 +348,7 @@ static void differ(onehop_algorithm algorithm, int thing) {
         CHECK_RESULT(ONEHOP_ERR_MISMATCH, onehop_synchronize(contexts[r], streams[r]));
         CHECK_RESULT(ONEHOP_ERR_MISMATCH, onehop_status(contexts[r], &failure));
         CHECK_INT(2, failure.peer);
+        CHECK_CONTAINS("all_reduce_norm of", failure.text);
     }
     for (int r = 0; r < 3; r++) onehop_host_stream_destroy(streams[r]);
     for (int r = 0; r < 3; r++) onehop_destroy(contexts[r]);

@@ -285,6 +285,7 @@ static void differ(int thing) {
         CHECK_RESULT(ONEHOP_ERR_MISMATCH, onehop_synchronize(contexts[r], streams[r]));
         CHECK_RESULT(ONEHOP_ERR_MISMATCH, onehop_status(contexts[r], &failure));
         CHECK_INT(2, failure.peer);
+        CHECK_CONTAINS("tp_qknorm of", failure.text);
     }
     for (int r = 0; r < 3; r++) onehop_host_stream_destroy(streams[r]);
     for (int r = 0; r < 3; r++) onehop_destroy(contexts[r]);

@@ -3,7 +3,7 @@
 Reads what `onehop perf -J`, bench/compare*.py and examples/tp_decode.py write. The page is one file with tables and
 pictures in it: machine and command of every run, times of ours and of the peers side by side, ratios (a peer's time
 over ours), bus bandwidth, wrong results in red. Needs matplotlib. Exit status 2: a file is no such JSON; 3: no
-matplotlib.
+matplotlib, or the page could not be written.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from onehop import _results
+from onehop._output import Output
 from onehop._results import OURS, Group, Row, Run, System, Unreadable
 
 DECODE = "onehop-decode/1"
@@ -286,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m onehop.report", description="A page with tables and pictures of measurements."
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="JSON of perf -J, bench/compare*.py, tp_decode.py")
-    parser.add_argument("-o", "--output", default="report.html", metavar="FILE", help="default %(default)s")
+    parser.add_argument("-o", "--output", type=Output, default="report.html", metavar="FILE", help="default %(default)s")
     parser.add_argument("--title", default="onehop: measurements")
     given = parser.parse_args(arguments)
     try:
@@ -296,8 +297,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError as error:
         print(f"onehop.report: matplotlib is needed: {error}", file=sys.stderr)
         return 3
-    with open(given.output, "w", encoding="utf-8") as file:
-        file.write(text)
+    try:
+        given.output.write(text)
+    except OSError as error:
+        print(f"onehop.report: {given.output} could not be written: {error.strerror}", file=sys.stderr)
+        return 3
     print(given.output)
     return 0
 

@@ -57,10 +57,11 @@ void oh_sleep_us(unsigned us);
     X(NCCL, "ONEHOP_NCCL", "bool", "0", "1 hands long messages to NCCL, as ONEHOP_FLAG_NCCL")      \
     X(NCCL_LIB, "ONEHOP_NCCL_LIB", "string", "libnccl.so.2", "the NCCL library for that")          \
     X(MULTICAST, "ONEHOP_MULTICAST", "bool", "0", "1 allows NVLink multicast; not validated")      \
-    X(NVLS, "NCCL_NVLS_ENABLE", "int", "", "0 forbids multicast to NCCL, and to onehop")           \
+    X(NVLS, "NCCL_NVLS_ENABLE", "int", "",                                                         \
+      "anything but 1 and 2 forbids multicast to onehop; 0 to NCCL, too")                          \
     X(NO_MULTICAST, "TORCH_SYMM_MEM_DISABLE_MULTICAST", "bool", "",                                \
-      "1 forbids multicast to PyTorch, and to onehop")                                             \
-    X(JIT, "ONEHOP_JIT", "string", "on", "off: no kernel is compiled at run time")                 \
+      "anything but 0 forbids multicast to PyTorch, and to onehop")                                \
+    X(JIT, "ONEHOP_JIT", "string", "on", "on or off: no kernel is compiled at run time")           \
     X(JIT_ARCH, "ONEHOP_JIT_ARCH", "int", "",                                                      \
       "host device: compile for this GPU (90 for sm_90) what would be compiled on it")             \
     X(NVRTC, "ONEHOP_NVRTC", "string", "",                                                         \
@@ -68,6 +69,8 @@ void oh_sleep_us(unsigned us);
     X(CACHE_DIR, "ONEHOP_CACHE_DIR", "string", "", "where kernels built at run time are kept")     \
     X(XDG_CACHE_HOME, "XDG_CACHE_HOME", "string", "", "else in the directory onehop of this one")  \
     X(HOME, "HOME", "string", "", "else in .cache/onehop of this one")                             \
+    X(MODULE_LOADING, "CUDA_MODULE_LOADING", "string", "",                                         \
+      "CUDA's; EAGER where ranks are threads: a kernel loaded late can block a rank")              \
     X(RANK, "RANK", "int", "", "rank, if the program gives none (set by torchrun)")                \
     X(WORLD_SIZE, "WORLD_SIZE", "int", "", "number of ranks (torchrun)")                           \
     X(LOCAL_RANK, "LOCAL_RANK", "int", "", "GPU of this rank (torchrun)")                          \
@@ -99,6 +102,10 @@ onehop_result oh_env_integer(oh_env id, int64_t low, int64_t high, int64_t fallb
 
 /* The variable as the index of one of `words` (NULL-terminated list); `fallback` if unset. */
 onehop_result oh_env_word(oh_env id, const char *const *words, int fallback, int *index_out);
+
+/* Refuses any of our variables whose value is not understood, also those that only some device, or
+ * a later call, would read. To be called where a communicator is made. */
+onehop_result oh_env_check(void);
 
 /* Why multicast must not be used, as text: ONEHOP_MULTICAST is not 1, or a switch of NCCL or PyTorch
  * forbids it to the whole process. NULL: it may. */
@@ -162,6 +169,11 @@ void oh_process_add_reset(void (*reset)(void));
     __attribute__((constructor)) static void mutex##_at_start(void) {                              \
         oh_process_add_reset(mutex##_in_child);                                                    \
     }
+
+/* "; RLIMIT_MEMLOCK is N bytes" for the sentence about memory that could not be locked or pinned, or
+ * "" if the limit cannot be why: there is none. */
+#define OH_MEMLOCK_BYTES 96
+const char *oh_memlock_hint(char text[OH_MEMLOCK_BYTES]);
 
 #define OH_LENGTH(array) (sizeof(array) / sizeof *(array))
 

@@ -71,12 +71,45 @@ onehop_result oh_env_word(oh_env id, const char *const *words, int fallback, int
                     list);
 }
 
-/* Foreign switches are not ours to judge: what is not clearly harmless forbids. */
+/* The ranges and words of whoever reads the variable. Paths are judged where they are opened, LOG by
+ * oh_log_check, and what a launcher sets only where it is needed. */
+onehop_result oh_env_check(void) {
+    static const char *const devices[] = {"auto", "cuda", "host", NULL};
+    static const char *const isas[] = {"auto", "baseline", "avx2", "avx512", "neon", NULL};
+    static const char *const switches[] = {"off", "on", NULL};
+    static const struct {
+        oh_env id;
+        int64_t low, high;
+        const char *const *words;
+    } rules[] = {
+        {OH_ENV_TIMEOUT_MS, 1, INT32_MAX, NULL},
+        {OH_ENV_INIT_TIMEOUT_MS, 1, (int64_t)1 << 31, NULL},
+        {OH_ENV_DEVICE, 0, 0, devices},
+        {OH_ENV_ISA, 0, 0, isas},
+        {OH_ENV_NCCL, 0, 1, NULL},
+        {OH_ENV_MULTICAST, 0, 1, NULL},
+        {OH_ENV_JIT, 0, 0, switches},
+        {OH_ENV_JIT_ARCH, 80, 999, NULL},
+    };
+    onehop_result result = ONEHOP_OK;
+    for (size_t i = 0; i < OH_LENGTH(rules) && !result; i++) {
+        int word;
+        int64_t number;
+        result = rules[i].words
+                     ? oh_env_word(rules[i].id, rules[i].words, 0, &word)
+                     : oh_env_integer(rules[i].id, rules[i].low, rules[i].high, 0, &number);
+    }
+    return result;
+}
+
+/* Foreign switches are not ours to judge as errors: what their owners do not document as allowing
+ * multicast forbids it. (NCCL itself reads a word as 0.) */
 const char *oh_multicast_refusal(void) {
     const char *on = oh_env_text(OH_ENV_MULTICAST), *nvls = oh_env_text(OH_ENV_NVLS),
                *off = oh_env_text(OH_ENV_NO_MULTICAST);
     if (!on || strcmp(on, "1")) return "ONEHOP_MULTICAST is not 1";
-    if (nvls && nvls[strspn(nvls, " +-0")] == '\0') return "NCCL_NVLS_ENABLE is 0";
-    if (off && strcmp(off, "0")) return "TORCH_SYMM_MEM_DISABLE_MULTICAST is set";
+    if (nvls && strcmp(nvls, "1") && strcmp(nvls, "2"))
+        return "NCCL_NVLS_ENABLE is neither 1 nor 2";
+    if (off && strcmp(off, "0")) return "TORCH_SYMM_MEM_DISABLE_MULTICAST is not 0";
     return NULL;
 }

@@ -3,8 +3,10 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 
 #define OH_LARGEST_CONFIG 65536 /* above this struct_size is not a size but garbage */
 
@@ -45,6 +47,16 @@ uint64_t oh_hash(uint64_t hash, const void *bytes, size_t size) {
     const unsigned char *at = bytes;
     for (size_t i = 0; i < size; i++) hash = (hash ^ at[i]) * 0x100000001b3ull;
     return hash;
+}
+
+const char *oh_memlock_hint(char text[OH_MEMLOCK_BYTES]) {
+    struct rlimit limit;
+    text[0] = '\0';
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+        snprintf(text, OH_MEMLOCK_BYTES,
+                 "; the limit of locked memory, RLIMIT_MEMLOCK (ulimit -l), is %llu bytes",
+                 (unsigned long long)limit.rlim_cur);
+    return text;
 }
 
 onehop_result oh_random(void *bytes, size_t size) {

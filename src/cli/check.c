@@ -6,7 +6,6 @@
  * chunks, on memory that peers cannot map, and one with the default storage on memory that they
  * can. Ranks as processes come first: a process that has used a GPU cannot fork ranks. */
 #include "cli/check.h"
-#include "cli/json.h"
 #include "cli/options.h"
 
 #include <stdlib.h>
@@ -261,7 +260,7 @@ static int choose(check_report *report, const check_flags *flags, const perf_pla
 }
 
 static int check(check_report *report, const check_flags *flags, perf_plan *plan) {
-    int code = json_refuse_path(flags->json_path);
+    int code = output_open(&plan->file, "-J", flags->json_path);
     if (code == CLI_OK) code = perf_find_device(plan, flags->device);
     if (code == CLI_OK) code = choose(report, flags, plan);
     if (code != CLI_OK) return code;
@@ -279,8 +278,7 @@ static int check(check_report *report, const check_flags *flags, perf_plan *plan
     }
     if (report->progress) fprintf(stderr, "\r\033[K");
     check_print(report);
-    if (!flags->json_path) return code;
-    onehop_result written = json_write(flags->json_path, check_write_json, report);
+    onehop_result written = output_write(&plan->file, check_write_json, report);
     return written == ONEHOP_OK
                ? code
                : cli_fail(cli_command, cli_exit_for(written), "%s", onehop_last_error());

@@ -131,7 +131,7 @@ void check_print(const check_report *report) {
     printf("# %llu wrong", (unsigned long long)totals.wrong);
     if (totals.lost) printf(", %d runs ended early", totals.lost);
     printf("\n");
-    fflush(stdout);
+    cli_flush();
 }
 
 /* ---- JSON ---- */

@@ -36,6 +36,13 @@ extern const char *cli_command;
 int cli_fail(const char *command, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Flushes standard output; why that failed first is kept for cli_close_output, since the stream
+ * forgets it. */
+void cli_flush(void);
+
+/* Flushes and closes standard output. NULL, or why not all that was printed has arrived. */
+const char *cli_close_output(void);
+
 /* "major.minor.patch" of the library that is linked. */
 const char *cli_version(void);
 

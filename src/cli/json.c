@@ -2,12 +2,9 @@
 #include "cli/json.h"
 #include "cli/backend.h"
 
-#include <errno.h>
-#include <libgen.h>
 #include <string.h>
 #include <sys/utsname.h>
 #include <time.h>
-#include <unistd.h>
 
 void json_text(FILE *file, const char *key, const char *value, const char *end) {
     fprintf(file, "  \"%s\": \"", key);
@@ -45,28 +42,4 @@ void json_machine(FILE *file, const char *driver, const char *clocks) {
     json_text(file, "time", line, ",");
     json_text(file, "version", cli_version(), ",");
     json_text(file, "commit", ONEHOP_COMMIT, ",");
-}
-
-int json_refuse_path(const char *path) {
-    char copy[4096];
-    if (!path) return CLI_OK;
-    snprintf(copy, sizeof copy, "%s", path);
-    if (path[0] && access(dirname(copy), W_OK) == 0) return CLI_OK;
-    return cli_fail(cli_command, CLI_USAGE, "-J '%s': its directory cannot be written", path);
-}
-
-onehop_result json_write(const char *path, void (*body)(FILE *, void *), void *user) {
-    char temporary[4096];
-    int length = snprintf(temporary, sizeof temporary, "%s.%d", path, (int)getpid());
-    if (length >= (int)sizeof temporary)
-        return oh_error(ONEHOP_ERR_SYSTEM, "%s: the path is too long", path);
-    FILE *file = fopen(temporary, "we");
-    if (!file) return oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "%s", path);
-    body(file, user);
-    bool failed = ferror(file) != 0;
-    failed |= fclose(file) != 0;
-    if (!failed && rename(temporary, path) == 0) return ONEHOP_OK;
-    int cause = errno;
-    unlink(temporary);
-    return oh_error_errno(ONEHOP_ERR_SYSTEM, cause, "%s could not be written", path);
 }

@@ -15,11 +15,4 @@ void json_number(FILE *file, const char *key, double value, const char *end);
 /* Machine, processor, time, version, commit; `driver` and `clocks` may be "". */
 void json_machine(FILE *file, const char *driver, const char *clocks);
 
-/* An exit code, after a message: a place that cannot be written is refused before the work, not
- * after it. `path` may be NULL. */
-int json_refuse_path(const char *path);
-
-/* Writes beside the file and renames over it: readers see a whole file or the old one. */
-onehop_result json_write(const char *path, void (*body)(FILE *, void *), void *user);
-
 #endif

@@ -1,7 +1,9 @@
 /* Entry of the executable: finds the subcommand. */
 #include "cli/cli.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -68,9 +70,34 @@ int cli_fail(const char *command, int code, const char *format, ...) {
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    fflush(stdout);
+    cli_flush();
     fprintf(stderr, "onehop %s: %s\n", command, text);
     return code;
+}
+
+static int output_errno;
+
+void cli_flush(void) {
+    errno = 0;
+    if (fflush(stdout) != 0 && !output_errno) output_errno = errno;
+}
+
+const char *cli_close_output(void) {
+    cli_flush();
+    if (output_errno || ferror(stdout)) return strerror(output_errno ? output_errno : EIO);
+    return close(STDOUT_FILENO) == 0 || errno == EBADF ? NULL : strerror(errno);
+}
+
+/* Descriptors 0 to 2 that are closed would be given to files and sockets, and what is printed would
+ * land in them. Opened the wrong way round, they keep failing as a closed descriptor does. */
+static void hold_standard_descriptors(void) {
+    int file;
+    while ((file = open("/dev/null", O_RDWR)) >= 0 && file <= STDERR_FILENO) {
+        close(file);
+        file = open("/dev/null", file == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+        if (file < 0) return;
+    }
+    if (file >= 0) close(file);
 }
 
 const char *cli_version(void) {
@@ -95,16 +122,9 @@ int cli_exit_for(onehop_result result) {
     }
 }
 
-/* What was closed when the command started must not become a pipe or a result file. */
-static void hold_standard_descriptors(void) {
-    int fd;
-    do fd = open("/dev/null", O_RDWR);
-    while (fd >= 0 && fd <= STDERR_FILENO);
-    if (fd >= 0) close(fd);
-}
-
 int main(int argc, char **argv) {
     hold_standard_descriptors();
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of its write */
     if (argc < 2) {
         print_commands(stderr);
         return CLI_USAGE;
@@ -120,6 +140,8 @@ int main(int argc, char **argv) {
     }
     cli_command = command->name;
     int code = command->run(argc - 1, argv + 1);
-    if (fflush(stdout) != 0 && code == CLI_OK) code = CLI_UNSUPPORTED;
-    return code;
+    const char *reason = cli_close_output();
+    if (!reason) return code;
+    cli_fail(name, 0, "standard output could not be written: %s", reason);
+    return code == CLI_OK ? CLI_UNSUPPORTED : code;
 }

@@ -1,6 +1,5 @@
 /* `onehop perf`: flags, and the plan made of them and of the machine. */
 #include "cli/perf.h"
-#include "cli/json.h"
 #include "cli/options.h"
 
 #include <stdarg.h>
@@ -224,8 +223,7 @@ static int plan_nccl(perf_plan *plan, const perf_flags *flags) {
 }
 
 static int plan_json(perf_plan *plan, const perf_flags *flags) {
-    plan->json_path = flags->json_path;
-    return json_refuse_path(plan->json_path);
+    return output_open(&plan->file, "-J", flags->json_path);
 }
 
 static int make_plan(perf_plan *plan, const perf_flags *flags, int argc, char **argv) {

@@ -12,6 +12,7 @@
 #define OH_CLI_PERF_H
 
 #include "cli/backend.h"
+#include "cli/output.h"
 #include "cli/ranks.h"
 
 #include <sched.h>
@@ -56,7 +57,8 @@ typedef struct perf_plan {
     bool with_stream; /* also where calls are eager */
     int corrupt;      /* > 0: the last rank's comparison that meets a flipped bit, for tests */
     uint32_t peers;   /* a bit for each of PEER_ */
-    const char *nccl_path, *json_path;
+    const char *nccl_path;
+    output file; /* of -J, in tune of -o */
     char command_line[512];
 } perf_plan;
 

@@ -110,5 +110,5 @@ static void write_all(FILE *file, void *user) {
 }
 
 onehop_result perf_write_json(perf_worker *worker) {
-    return json_write(worker->plan->json_path, write_all, worker);
+    return output_write(&worker->plan->file, write_all, worker);
 }

@@ -93,7 +93,7 @@ void perf_print_header(const perf_worker *worker) {
     print_devices(worker);
     print_method(worker);
     print_column_titles(plan);
-    fflush(stdout);
+    cli_flush();
 }
 
 /* As many decimals as fit beside the digits before the point. */
@@ -138,7 +138,7 @@ void perf_print_result(const perf_worker *worker, const perf_result *result) {
     if (result->algorithm[SIDE_IN_PLACE] != result->algorithm[SIDE_OUT_OF_PLACE])
         printf(" / %s", result->algorithm[SIDE_IN_PLACE]);
     printf("\n");
-    fflush(stdout);
+    cli_flush();
 }
 
 double perf_average_busbw(const perf_worker *worker) {
@@ -193,6 +193,6 @@ uint64_t perf_print_footer(const perf_worker *worker) {
         printf("# wrong values : %s\n", unchecked);
     else
         printf("# %llu wrong\n", (unsigned long long)wrong);
-    fflush(stdout);
+    cli_flush();
     return wrong + outside;
 }

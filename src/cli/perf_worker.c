@@ -372,7 +372,7 @@ static onehop_result measure_sizes(perf_worker *worker) {
 onehop_result perf_all_sizes(perf_worker *worker, bool *wrong_out) {
     onehop_result result = measure_sizes(worker);
     if (result != ONEHOP_OK || worker->rank[0].rank != 0) return result;
-    if (worker->plan->json_path) result = perf_write_json(worker);
+    result = perf_write_json(worker);
     *wrong_out = perf_print_footer(worker) != 0;
     return result;
 }

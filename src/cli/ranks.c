@@ -53,6 +53,15 @@ static void be_child(pid_t parent, const sigset_t *mask) {
     sigprocmask(SIG_SETMASK, mask, NULL);
 }
 
+static int close_output(perf_board *board, int rank, int code) {
+    char text[256];
+    const char *reason = cli_close_output();
+    if (!reason || code != CLI_OK) return code;
+    snprintf(text, sizeof text, "standard output could not be written: %s", reason);
+    board_fail(board, rank, CLI_UNSUPPORTED, text);
+    return CLI_UNSUPPORTED;
+}
+
 static int fork_ranks(rank_family *family, rank_body body, void *user, const sigset_t *mask) {
     pid_t parent = getpid();
     fflush(NULL);
@@ -62,8 +71,7 @@ static int fork_ranks(rank_family *family, rank_body body, void *user, const sig
         if (pid == 0) {
             be_child(parent, mask);
             int code = body(user, rank);
-            fflush(NULL);
-            _exit(code);
+            _exit(close_output(family->board, rank, code));
         }
         family->pid[rank] = pid;
         family->alive++;
@@ -125,7 +133,7 @@ static int watch(rank_family *family, const sigset_t *set) {
 }
 
 static void die_by(int signal_number, const sigset_t *mask) {
-    fflush(stdout);
+    cli_flush();
     if (signal_number != SIGPIPE)
         cli_fail(cli_command, 0, "ended by signal %d (%s)", signal_number,
                  strsignal(signal_number));

@@ -1,12 +1,11 @@
 /* `onehop tune`: measures this machine and writes a tuning table for it, for ONEHOP_TUNING. The file
- * gets its name only after other ranks have used it: their calls must do what it says, and give the
- * right results. Progress goes to stderr. */
+ * is written only after other ranks have used the table: their calls must do what it says, and give
+ * the right results. Progress goes to stderr. */
 #include "cli/tune.h"
-#include "cli/json.h"
 #include "cli/options.h"
 
 #include <errno.h>
-#include <libgen.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,22 +84,13 @@ static int plan_sizes(perf_plan *plan, const tune_flags *flags) {
     return CLI_OK;
 }
 
-/* A place that cannot be written is refused before the work. */
-static int refuse_output(const char *path) {
-    char copy[4096];
-    if (snprintf(copy, sizeof copy, "%s.untried", path) < (int)sizeof copy && path[0] &&
-        access(dirname(copy), W_OK) == 0)
-        return CLI_OK;
-    return cli_fail(cli_command, CLI_USAGE, "-o '%s': its directory cannot be written", path);
-}
-
 static int make_plan(perf_plan *plan, const tune_flags *flags) {
     static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
     *plan = (perf_plan){.env_rank = -1, .ranks_per_device = 1, .with_stream = true};
     plan->early_trigger = flags->early_trigger > 0;
     plan->hand_over = flags->hand_over > 0;
     plan->nccl_path = flags->nccl_path;
-    int code = refuse_output(flags->output);
+    int code = output_open(&plan->file, "-o", flags->output);
     if (code == CLI_OK) code = perf_find_device(plan, flags->device);
     if (code == CLI_OK) code = plan_ranks(plan, flags);
     if (code == CLI_OK) code = plan_sizes(plan, flags);
@@ -192,19 +182,28 @@ static int try_table(const perf_plan *base, tune_run *run, const char *path) {
     return perf_start(&plan, tune_try, run);
 }
 
-static int write_tried(const perf_plan *plan, tune_run *run, table *t, const char *output) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s.untried", output); /* fits: refuse_output */
-    if (json_write(path, write_table, t) != ONEHOP_OK)
+/* The trial reads the table from memory that has no name: nobody else can put another in its place,
+ * and nothing is left if it fails. Forked ranks inherit the descriptor. */
+static int try_in_memory(const perf_plan *plan, tune_run *run, table *t) {
+    char path[64];
+    const int file = memfd_create("onehop table", MFD_CLOEXEC);
+    if (file < 0) return cli_fail(cli_command, CLI_UNSUPPORTED, "no memory: %s", strerror(errno));
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    onehop_result result =
+        output_fill(fcntl(file, F_DUPFD_CLOEXEC, 3), "the table on trial", write_table, t);
+    int code = result == ONEHOP_OK
+                   ? try_table(plan, run, path)
+                   : cli_fail(cli_command, CLI_UNSUPPORTED, "%s", onehop_last_error());
+    close(file);
+    return code;
+}
+
+static int write_tried(const perf_plan *plan, tune_run *run, table *t) {
+    int code = try_in_memory(plan, run, t);
+    if (code != CLI_OK) return code;
+    if (output_write(&plan->file, write_table, t) != ONEHOP_OK)
         return cli_fail(cli_command, CLI_UNSUPPORTED, "%s", onehop_last_error());
-    int code = try_table(plan, run, path);
-    if (code == CLI_OK && rename(path, output) != 0)
-        code = cli_fail(cli_command, CLI_UNSUPPORTED, "%s: %s", output, strerror(errno));
-    if (code != CLI_OK) {
-        unlink(path);
-        return code;
-    }
-    printf("%s: %zu rows for eager calls, %zu for graphs, used and verified\n", output,
+    printf("%s: %zu rows for eager calls, %zu for graphs, used and verified\n", plan->file.path,
            run->report->count[ONEHOP_MODE_EAGER], run->report->count[ONEHOP_MODE_GRAPH]);
     return CLI_OK;
 }
@@ -223,7 +222,7 @@ static int tune(const tune_flags *flags, tune_report *report, int argc, char **a
     if (run.progress) fprintf(stderr, "\r\033[K");
     if (code != CLI_OK) return code;
     if (report->noise[0]) return cli_fail(cli_command, CLI_NOISE, "%s", report->noise);
-    return write_tried(&plan, &run, &t, flags->output);
+    return write_tried(&plan, &run, &t);
 }
 
 int cli_tune(int argc, char **argv) {

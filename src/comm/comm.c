@@ -230,6 +230,7 @@ onehop_result onehop_comm_create(const onehop_comm_config *config, onehop_comm *
         result = oh_config_copy(&layout, sizeof layout, known.layout, "onehop_layout_config");
         known.layout = &layout;
     }
+    if (!result) result = oh_env_check();
     if (!result) result = open_named(known.device, &device);
     if (!result && known.layout && layout.device_kind != device->ops->kind)
         result = oh_error(ONEHOP_ERR_ARGUMENT,

@@ -31,18 +31,10 @@ static void release(onehop_t *ctx) {
     free(ctx);
 }
 
-/* Values that nothing else asks for on every path; a wrong one is refused, not ignored. */
-static onehop_result check_environment(void) {
-    int64_t unused;
-    onehop_result result = oh_log_check();
-    return result ? result : oh_env_integer(OH_ENV_MULTICAST, 0, 1, 0, &unused);
-}
-
 /* A group of one rank: no group, no memory; calls copy. */
 static onehop_result make_alone(onehop_t *ctx) {
     oh_introduction unused;
-    onehop_result result = check_environment();
-    if (!result) result = oh_context_introduce(ctx, &unused);
+    onehop_result result = oh_context_introduce(ctx, &unused);
     const oh_dispatch_group group = {ctx->info.device.kind, ctx->info.capability, 1, false, false};
     return result ? result : oh_dispatch_init(&ctx->dispatch, &group, &ctx->tuning);
 }
@@ -87,7 +79,7 @@ static onehop_result set_up_with(onehop_t *ctx, tables *t) {
 
 static onehop_result set_up(onehop_t *ctx) {
     tables *t = calloc(1, sizeof *t);
-    onehop_result result = t ? check_environment()
+    onehop_result result = t ? oh_log_check()
                              : oh_error(ONEHOP_ERR_MEMORY, "onehop_create: no memory");
     if (!result) result = oh_context_introduce(ctx, &t->mine);
     result = oh_rendezvous_agree(ctx->group, result);
@@ -190,7 +182,7 @@ onehop_result onehop_create_all(const onehop_config *config, int n, const onehop
         return oh_error(ONEHOP_ERR_WORLD_SIZE, "onehop_create_all: n is %d, expected 1..%d", n,
                         ONEHOP_MAX_RANKS);
     onehop_result result = oh_config_copy(&known, sizeof known, config, "onehop_config");
-    if (!result) result = check_environment();
+    if (!result) result = oh_log_check();
     if (!result && (known.group || known.rank || known.world_size || known.name))
         result = oh_error(
             ONEHOP_ERR_ARGUMENT,

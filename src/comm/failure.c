@@ -33,7 +33,57 @@ static onehop_result result_of(uint32_t kind) {
     }
 }
 
-static void describe(const onehop_comm *comm, onehop_failure *f) {
+/* CUDA loads a kernel at its first launch, and that may wait for kernels that run: for a call of one
+ * rank that waits for another rank of the same process, which is held up there. */
+static const char *lazy_loading(const onehop_comm *comm, int peer) {
+    const char *mode = oh_env_text(OH_ENV_MODULE_LOADING);
+    if (comm->dispatch.kind != ONEHOP_DEVICE_CUDA || (mode && !strcmp(mode, "EAGER"))) return "";
+    bool threads = !comm->group && !comm->owns_device; /* onehop_create_all */
+    for (int r = 0; r < comm->world && comm->group; r++)
+        threads |= r != comm->rank && (r == peer || peer == comm->rank) &&
+                   oh_rendezvous_same_process(comm->group, r);
+    return threads ? "; a kernel loaded lazily can block it: set CUDA_MODULE_LOADING=EAGER" : "";
+}
+
+/* "all_reduce of 1000 float32 (1shot_push, grid 9x512)". A peer wrote these words: names are looked up. */
+static void describe_call(const oh_facts *facts, char *text, size_t size) {
+    const uint32_t called = (uint32_t)(facts->head >> 32), operation = called >> 24;
+    const onehop_algorithm algorithm = (onehop_algorithm)(called & 0xff);
+    const onehop_source source = (onehop_source)(called >> 8 & 0xff);
+    const uint32_t dtype = called >> 16 & 0xff;
+    snprintf(text, size, "%s of %llu %s (%s%s%s, grid %ux%u)",
+             operation == OH_CALLED_NORM     ? "all_reduce_norm"
+             : operation == OH_CALLED_QKNORM ? "tp_qknorm"
+                                             : onehop_collective_name(oh_collective_of(algorithm)),
+             (unsigned long long)facts->count,
+             dtype ? onehop_dtype_name((onehop_dtype)dtype) : "bytes",
+             onehop_algorithm_name(algorithm), source ? " " : "",
+             source ? onehop_source_name(source) : "", (uint32_t)facts->grid,
+             (uint32_t)(facts->grid >> 32));
+}
+
+/* `calls`: rank 0's and the culprit's, as far as they are of this call. */
+static void describe_mismatch(const oh_facts *calls, onehop_failure *f) {
+    char first[160] = "", other[160] = "";
+    if (calls && (uint32_t)calls[0].head == f->epoch) describe_call(&calls[0], first, sizeof first);
+    if (calls && (uint32_t)calls[1].head == f->epoch) describe_call(&calls[1], other, sizeof other);
+    if (!first[0] || !other[0])
+        snprintf(f->text, sizeof f->text,
+                 "call %u: rank %d made another call (count, type, reduction, algorithm or grid "
+                 "differs from rank 0's)",
+                 f->epoch, f->peer);
+    else if (strcmp(first, other))
+        snprintf(f->text, sizeof f->text, "call %u: rank %d made %s, rank 0 %s", f->epoch, f->peer,
+                 other, first);
+    else
+        snprintf(f->text, sizeof f->text,
+                 "call %u: ranks 0 and %d made %s, but with other values, expression, memory or "
+                 "chunks (%llu, %llu bytes)",
+                 f->epoch, f->peer, first, (unsigned long long)calls[0].chunk_bytes,
+                 (unsigned long long)calls[1].chunk_bytes);
+}
+
+static void describe(const onehop_comm *comm, onehop_failure *f, const oh_facts *calls) {
     char *text = f->text;
     const size_t size = sizeof f->text;
     switch (f->result) {
@@ -41,11 +91,11 @@ static void describe(const onehop_comm *comm, onehop_failure *f) {
         if (f->peer == comm->rank)
             snprintf(
                 text, size,
-                "rank %d (this one) came later than the deadline in call %u; its peers gave up",
-                f->peer, f->epoch);
+                "rank %d (this one) came later than the deadline in call %u; its peers gave up%s",
+                f->peer, f->epoch, lazy_loading(comm, f->peer));
         else
-            snprintf(text, size, "rank %d did not take part in call %u within the deadline",
-                     f->peer, f->epoch);
+            snprintf(text, size, "rank %d did not take part in call %u within the deadline%s",
+                     f->peer, f->epoch, lazy_loading(comm, f->peer));
         break;
     case ONEHOP_ERR_PEER_LOST:
         snprintf(text, size,
@@ -53,10 +103,7 @@ static void describe(const onehop_comm *comm, onehop_failure *f) {
                  f->peer, f->epoch);
         break;
     case ONEHOP_ERR_MISMATCH:
-        snprintf(text, size,
-                 "call %u: rank %d made another call (count, type, reduction, algorithm or grid "
-                 "differs from rank 0's)",
-                 f->epoch, f->peer);
+        describe_mismatch(calls, f);
         break;
     case ONEHOP_ERR_ROW:
         snprintf(text, size,
@@ -92,12 +139,12 @@ static void believe(const onehop_comm *comm, uint32_t kind, int culprit, onehop_
     f->peer = f->result == ONEHOP_ERR_INTERNAL ? -1 : culprit;
 }
 
-/* The first failure stays; false if there was one. */
-static bool set_failure(onehop_comm *comm, onehop_failure *f) {
+/* The first failure stays; false if there was one. `calls` is for a mismatch, else NULL. */
+static bool set_failure(onehop_comm *comm, onehop_failure *f, const oh_facts *calls) {
     pthread_mutex_lock(&comm->failure_lock);
     const bool first = !comm->failure.result;
     if (first) {
-        describe(comm, f);
+        describe(comm, f, calls);
         comm->failure = *f;
         __atomic_store_n(&comm->dead, 1, __ATOMIC_RELEASE);
     }
@@ -125,7 +172,7 @@ static void adopt_record(onehop_comm *comm, uint32_t kind) {
     f.epoch = __atomic_load_n(&r->epoch, __ATOMIC_RELAXED);
     f.expected = __atomic_load_n(&r->expected, __ATOMIC_RELAXED);
     f.seen = __atomic_load_n(&r->seen, __ATOMIC_RELAXED);
-    set_failure(comm, &f);
+    set_failure(comm, &f, comm->page->calls);
 }
 
 static bool is_dead(onehop_comm *comm) {
@@ -193,7 +240,7 @@ void oh_comm_kill(onehop_comm *comm, uint32_t kind, int culprit) {
     f.epoch = OH_EPOCH_NEXT(last_epoch(comm)); /* the call that runs or would be made */
     /* One that is dead has told its peers already: a second verdict would have late ranks name
      * another culprit. */
-    if (is_dead(comm) || !set_failure(comm, &f)) return;
+    if (is_dead(comm) || !set_failure(comm, &f, NULL)) return;
     /* Verdicts before the abort: a kernel that is aborted here adopts the verdict it finds. Own
      * page first. */
     const uint64_t verdict = OH_VERDICT(kind, culprit, f.epoch);
@@ -205,6 +252,22 @@ void oh_comm_kill(onehop_comm *comm, uint32_t kind, int culprit) {
     for (int r = 0; r < comm->world; r++)
         oh_comm_store_u64(comm, OH_MEMBER(control_of(comm, r), oh_control, given_up), 1);
     __atomic_store_n(&comm->page->abort, 1, __ATOMIC_RELEASE);
+}
+
+/* Rank 0's and the culprit's from the own control page. Both make this call, and tell soon. */
+static void load_calls(onehop_comm *comm, const onehop_failure *f, oh_facts calls[2]) {
+    const int ranks[2] = {0, f->peer >= 0 && f->peer < comm->world ? f->peer : 0};
+    const uint64_t since = oh_clock_ns();
+    memset(calls, 0, 2 * sizeof *calls);
+    for (int i = 0; i < 2; i++) {
+        const uint64_t from = OH_MEMBER(control_of(comm, comm->rank), oh_control, facts[ranks[i]]);
+        while (!oh_comm_load_u64s(comm, from, (uint64_t *)&calls[i], 1) &&
+               (uint32_t)calls[i].head != f->epoch && oh_clock_ns() - since < OH_FACTS_WAIT_NS)
+            oh_sleep_us(200);
+        /* With the loads above an acquire: pairs with the release in oh_tell_call. */
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        oh_comm_load_u64s(comm, from, (uint64_t *)&calls[i], sizeof *calls / 8);
+    }
 }
 
 /* A verdict on the own control page that no call of this rank has met yet. */
@@ -222,7 +285,9 @@ static void adopt_verdicts(onehop_comm *comm) {
         f.rank = r;
         f.epoch = OH_VERDICT_EPOCH(verdicts[r]);
         f.site = OH_SITE_OUTSIDE;
-        set_failure(comm, &f);
+        oh_facts calls[2];
+        if (f.result == ONEHOP_ERR_MISMATCH) load_calls(comm, &f, calls);
+        set_failure(comm, &f, f.result == ONEHOP_ERR_MISMATCH ? calls : NULL);
         return;
     }
 }

@@ -112,6 +112,8 @@ onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_pl
         (args.in | args.out | step) % OH_UNIT_BYTES ? 0 : (uint32_t)(first / OH_UNIT_BYTES);
     args.hash = hash_of(q, plan);
     args.dtype = (uint32_t)q->dtype;
+    args.called = OH_CALLED(plan->choice.algorithm, plan->choice.source, q->dtype, 0);
+    args.threads = plan->choice.threads;
     if (plan->choice.source == ONEHOP_SOURCE_GRAPH) {
         args.row = comm->args.local + comm->args.planes.rows + q->row * sizeof(oh_row);
         args.tag = comm->row_tags[q->row];
@@ -141,6 +143,10 @@ onehop_result oh_comm_launch_fused(onehop_comm *comm, const oh_fused_call *call,
     h = mix(h, (uint64_t)c->threads << 32 | c->chunks);
     call->args->hash = (uint32_t)(mix(h, call->args->chunk_bytes) >> 32);
     call->args->dtype = (uint32_t)call->dtype;
+    call->args->called = OH_CALLED(
+        c->algorithm, c->source, call->dtype,
+        call->kernel == comm->fused[OH_QKNORM][call->dtype] ? OH_CALLED_QKNORM : OH_CALLED_NORM);
+    call->args->threads = c->threads;
     onehop_result result = order_streams(comm, call->stream, info);
     if (!result) result = comm->device->ops->launch(comm->device, &launch);
     if (result) return result;

@@ -44,7 +44,8 @@ static onehop_result number_of(uint64_t *out) {
 
 onehop_result oh_context_introduce(onehop_t *ctx, oh_introduction *out) {
     const onehop_config *c = &ctx->config;
-    onehop_result result = check_sizes(c);
+    onehop_result result = oh_env_check();
+    if (!result) result = check_sizes(c);
     if (!result) result = oh_tuning_load(&ctx->tuning);
     if (!result) result = oh_device_open(c->device, ctx->rank, &ctx->device);
     if (!result) result = ctx->device->ops->info(ctx->device, &ctx->info);
@@ -61,7 +62,10 @@ onehop_result oh_context_introduce(onehop_t *ctx, oh_introduction *out) {
     out->multiprocessors = ctx->info.multiprocessors;
     out->capability = ctx->info.capability;
     out->handle_kinds = ctx->info.handle_kinds;
-    out->multicast = ctx->info.multicast && !oh_multicast_refusal();
+    const char *refusal = oh_multicast_refusal();
+    if (refusal && oh_env_text(OH_ENV_MULTICAST))
+        oh_log(ONEHOP_LOG_INFO, "multicast is off: %s", refusal);
+    out->multicast = ctx->info.multicast && !refusal;
     out->max_bytes = c->max_bytes;
     out->push_bytes = c->push_bytes;
     out->pull_bytes = c->pull_bytes;

@@ -46,6 +46,21 @@ typedef struct oh_signature_line {
 /* Of a half of the pull buffer, for host paths (host_path.h). */
 #define OH_BOX_BYTES(pull_bytes, world) ((pull_bytes) / (world) / 128 * 128)
 
+/* A rank's call, for the sentence that says how calls differ. `head` is stored last, with release. */
+typedef struct oh_facts {
+    oh_u64 head; /* OH_CALLED << 32 | epoch */
+    oh_u64 count;
+    oh_u64 grid; /* threads << 32 | blocks */
+    oh_u64 chunk_bytes;
+} oh_facts;
+
+/* operation: 0, or of fused calls OH_CALLED_NORM, OH_CALLED_QKNORM */
+#define OH_CALLED_NORM   1
+#define OH_CALLED_QKNORM 2
+#define OH_CALLED(algorithm, source, dtype, operation)                                             \
+    ((oh_u32)(algorithm) | (oh_u32)(source) << 8 | (oh_u32)(dtype) << 16 |                         \
+     (oh_u32)(operation) << 24)
+
 typedef struct oh_control {
     oh_signature_line lines[2][OH_MAX_RANKS]; /* [phase][writer] */
     /* Failure rows: rank r, once it has given up, says here whom it waits for: epoch << 32 | peer +
@@ -58,6 +73,8 @@ typedef struct oh_control {
     /* Nonzero: a verdict is there. In a line of its own, for it is read by calls that end well. */
     oh_u64 given_up;
     oh_u64 unused[7];
+    /* Of rank r, once it has found or heard that calls differ. */
+    oh_facts facts[OH_MAX_RANKS];
 } oh_control;
 
 /* epoch << 32 | (culprit + 1) << 8 | kind; culprit -1: nobody. */
@@ -121,6 +138,8 @@ typedef struct oh_host_page {
     oh_u32 abort; /* host to device: give up */
     oh_u32 unused[31];
     oh_record record;
+    oh_facts
+        calls[2]; /* with kind MISMATCH: rank 0's and the culprit's, as far as they have come */
 } oh_host_page;
 
 /* A row of the table of captured inputs. All ranks fill the row of a call with the same mode and

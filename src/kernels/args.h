@@ -57,12 +57,13 @@ typedef struct oh_args {
     oh_u32 dtype;     /* for bodies that are not stamped per type */
     oh_u64 multicast; /* what multimem primitives call a group, offsets as in a slab; 0: off */
     oh_u64 prefetch, prefetch_bytes; /* what the blocks behind the grid bring into the L2 */
+    oh_u32 called, threads; /* OH_CALLED, threads of a block: for the sentence of a mismatch */
 } oh_args;
 
 OH_STATIC_ASSERT(sizeof(oh_planes) == 80, planes);
-OH_STATIC_ASSERT(sizeof(oh_args) == 592, args);
+OH_STATIC_ASSERT(sizeof(oh_args) == 600, args);
 OH_STATIC_ASSERT(sizeof(oh_signature_line) == 128, line);
-OH_STATIC_ASSERT(sizeof(oh_control) == 4096 + 128 + 128 + 64 + 64, control);
+OH_STATIC_ASSERT(sizeof(oh_control) == 4096 + 128 + 128 + 64 + 64 + 512, control);
 OH_STATIC_ASSERT(sizeof(oh_local) == OH_LOCAL_EPOCHS + 8, local);
 OH_STATIC_ASSERT(sizeof(oh_row) == 288, row);
 OH_STATIC_ASSERT(OH_SIGNAL_BLOCK_BYTES == 256, signals);

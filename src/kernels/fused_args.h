@@ -36,7 +36,7 @@ typedef struct oh_norm_args {
     float scale;
 } oh_norm_args;
 
-OH_STATIC_ASSERT(sizeof(oh_norm_args) == 704, norm_args);
+OH_STATIC_ASSERT(sizeof(oh_norm_args) == 712, norm_args);
 
 /* The norm of rows of q and k that are spread over the ranks. A lane's units are those of a row of q and,
  * after them, of k. */
@@ -52,7 +52,7 @@ typedef struct oh_qknorm_args {
     float eps, inverse_q, inverse_k;
 } oh_qknorm_args;
 
-OH_STATIC_ASSERT(sizeof(oh_qknorm_args) == 672, qknorm_args);
+OH_STATIC_ASSERT(sizeof(oh_qknorm_args) == 680, qknorm_args);
 
 /* Lanes of a row: as few units each as 512 lanes allow, then as few lanes; two warps at least, since
  * the signature block, which is as wide, has use for the second. */

@@ -9,6 +9,7 @@
  *      every control page, its own included, and gives the others OH_ROWS_WAIT_NS to do the same.
  *   4. It follows the rows from its own: the rank reached that wrote none is the culprit. So all ranks name the
  *      same one. (Rows in a circle mean lost data; then the lowest rank of the circle.)
+ *      (Where calls differ, ranks also tell each other what they call, and wait for that.)
  *   5. The verdict goes to every control page and given_up after it, the record to host memory; then all
  *      epoch words are marked dead and local.stop is set: all waits of this rank return, and its calls that
  *      are still queued do nothing.
@@ -119,6 +120,47 @@ OH_SLOW_FN oh_i32 oh_culprit_by_rows(const oh_args *a, oh_i32 peer) {
     return peer;
 }
 
+/* What this rank calls, to all. */
+OH_SLOW_FN void oh_tell_call(const oh_args *a, oh_u32 epoch) {
+    oh_u32 r;
+    for (r = 0; r < a->world; r++) {
+        const oh_u64 f = OH_MEMBER(oh_control_of(a, r), oh_control, facts[a->rank]);
+        oh_st_relaxed_sys_u64(OH_MEMBER(f, oh_facts, count), a->count);
+        oh_st_relaxed_sys_u64(OH_MEMBER(f, oh_facts, grid), (oh_u64)a->threads << 32 | a->blocks);
+        oh_st_relaxed_sys_u64(OH_MEMBER(f, oh_facts, chunk_bytes), a->chunk_bytes);
+        /* Release: pairs with the acquires in oh_hear_call and failure.c. */
+        oh_st_release_sys_u64(OH_MEMBER(f, oh_facts, head), (oh_u64)a->called << 32 | epoch);
+    }
+}
+
+/* Longer than for rows: all ranks are in this call, and each notices at once, but may lack a core. */
+#define OH_FACTS_WAIT_NS (10 * OH_ROWS_WAIT_NS)
+
+/* What `rank` has told, into the host page's calls[place]. It is making this call and tells soon. */
+OH_SLOW_FN void oh_hear_call(const oh_args *a, oh_u32 rank, oh_u32 place, oh_u32 epoch) {
+    const oh_u64 from = OH_MEMBER(oh_control_of(a, a->rank), oh_control, facts[rank]);
+    const oh_u64 to = OH_MEMBER(a->host, oh_host_page, calls[place]);
+    const oh_u64 since = oh_now_ns();
+    oh_u32 k;
+    while ((oh_u32)oh_ld_acquire_sys_u64(from) != epoch && oh_now_ns() - since < OH_FACTS_WAIT_NS)
+        oh_rest();
+    for (k = 0; k < sizeof(oh_facts); k += 8)
+        oh_st_relaxed_sys_u64(to + k, oh_ld_relaxed_sys_u64(from + k));
+}
+
+/* Calls differ: this rank's to all; rank 0's and the culprit's for the host. The verdict first, for a rank that
+ * waits for one that agrees with it hears of the mismatch by that alone. */
+OH_SLOW_FN void oh_exchange_calls(const oh_args *a, oh_u64 verdict, oh_u32 epoch) {
+    oh_u32 r;
+    for (r = 0; r < a->world; r++)
+        oh_st_relaxed_sys_u64(OH_MEMBER(oh_control_of(a, r), oh_control, verdicts[a->rank]),
+                              verdict);
+    oh_tell_call(a, epoch);
+    oh_hear_call(a, 0, 0, OH_VERDICT_EPOCH(verdict));
+    r = (oh_u32)OH_VERDICT_CULPRIT(verdict);
+    if (r < a->world) oh_hear_call(a, r, 1, OH_VERDICT_EPOCH(verdict));
+}
+
 /* Step 5. */
 OH_SLOW_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u32 expected,
                             oh_u32 seen) {
@@ -174,6 +216,7 @@ OH_SLOW_FN void oh_fail(const oh_args *a, oh_u32 kind, oh_i32 peer, oh_u32 site,
     /* A later call's verdict would tell peers that this rank has completed this call. */
     if ((oh_i32)(OH_VERDICT_EPOCH(verdict) - epoch) > 0)
         verdict = OH_VERDICT(OH_VERDICT_KIND(verdict), OH_VERDICT_CULPRIT(verdict), epoch);
+    if (OH_VERDICT_KIND(verdict) == OH_FAIL_MISMATCH) oh_exchange_calls(a, verdict, epoch);
     oh_conclude(a, verdict, site, expected, seen);
 }
 

@@ -259,8 +259,11 @@ static onehop_result cuda_host_alloc(oh_device *base, size_t bytes, void **host_
     oh_cu_result result =
         oh_cu.cuMemHostAlloc(&host, bytes, OH_CU_HOST_PORTABLE | OH_CU_HOST_DEVICEMAP);
     oh_cuda_leave(&scope);
-    if (result != OH_CU_SUCCESS)
-        return oh_cuda_error(result, "cuMemHostAlloc", "pinning %zu bytes of host memory", bytes);
+    if (result != OH_CU_SUCCESS) {
+        char hint[OH_MEMLOCK_BYTES];
+        return oh_cuda_error(result, "cuMemHostAlloc", "pinning %zu bytes of host memory%s", bytes,
+                             oh_memlock_hint(hint));
+    }
     memset(host, 0, bytes);
     error = cuda_host_address(base, host, &address);
     if (error != ONEHOP_OK) {
