@@ -74,6 +74,9 @@ static void limits_of_one(int rank, int world, void *argument) {
     CHECK_OK(onehop_mem_alloc(host, MEGABYTE, &memory));
     onehop_mem_free(memory);
     limit_files(RLIM_INFINITY);
+    /* Nobody is ended to make room for what cannot be had. */
+    CHECK_RESULT(ONEHOP_ERR_MEMORY, onehop_mem_alloc(host, (size_t)1 << 46, &memory));
+    CHECK_CONTAINS("MemAvailable", onehop_last_error());
     refuse_pages(EOPNOTSUPP); /* a sandbox without the call: memory without a reservation */
     CHECK_OK(onehop_mem_alloc(host, MEGABYTE, &memory));
     memset(memory, 1, MEGABYTE);

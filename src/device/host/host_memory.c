@@ -68,6 +68,37 @@ static onehop_result map_file(mapping *m, int fd) {
     return ONEHOP_OK;
 }
 
+/* What a line "KEY: N kB" of /proc/meminfo says, in bytes; 0 if there is none. */
+static uint64_t meminfo(const char *text, const char *key) {
+    const char *line = strstr(text, key);
+    return line != NULL ? strtoull(line + strlen(key), NULL, 10) << 10 : 0;
+}
+
+/* Reserving more than there is would not fail: the kernel would first end other processes. So what
+ * cannot be had by far is refused before: more than the machine has left, or than the container may
+ * ever have. */
+static onehop_result check_room(size_t bytes) {
+    char text[2048] = "", most[32] = "";
+    FILE *file = oh_fd_read_file("/proc/meminfo");
+    if (file != NULL) text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    if (file != NULL) fclose(file);
+    const uint64_t free_bytes = meminfo(text, "MemAvailable:") + meminfo(text, "SwapFree:");
+    if (free_bytes != 0 && bytes > free_bytes)
+        return oh_error(ONEHOP_ERR_MEMORY,
+                        "%zu bytes of shared host memory: the machine has %llu left (MemAvailable "
+                        "and SwapFree in /proc/meminfo)",
+                        bytes, (unsigned long long)free_bytes);
+    file = oh_fd_read_file("/sys/fs/cgroup/memory.max");
+    if (file != NULL && fgets(most, sizeof most, file) == NULL) most[0] = '\0';
+    if (file != NULL) fclose(file);
+    if (most[0] >= '0' && most[0] <= '9' && bytes > strtoull(most, NULL, 10))
+        return oh_error(ONEHOP_ERR_MEMORY,
+                        "%zu bytes of shared host memory: the container may have %llu (memory.max "
+                        "of the cgroup)",
+                        bytes, strtoull(most, NULL, 10));
+    return ONEHOP_OK;
+}
+
 /* The kernel says ENOMEM or ENOSPC, and not of what. */
 static onehop_result no_room(const mapping *m, size_t reserved, int error) {
     char mode[4] = "";
@@ -89,6 +120,8 @@ static onehop_result reserve_file(const mapping *m) {
                         "%zu bytes of shared host memory: files of this process may have %llu "
                         "(RLIMIT_FSIZE, ulimit -f)",
                         m->bytes, (unsigned long long)limit);
+    onehop_result result = check_room(m->bytes);
+    if (result != ONEHOP_OK) return result;
     for (size_t at = 0; at < m->bytes;) {
         const size_t left = m->bytes - at, piece = left < PIECE ? left : PIECE;
         if (fallocate(m->fd, 0, (off_t)at, (off_t)piece) == 0)
