@@ -4,6 +4,7 @@ help:
 	@echo "make demo        build, run the row_parallel example and a timed, verified all-reduce"
 	@echo "make test        build, all tests that need no GPU, checks of the tree and of the GPU kernels"
 	@echo "make test TORCH=1  the same, and PyTorch is installed for the tests that need it"
+	@echo "make sweep       a fault at every call of the system, in every rank; make test takes a sample"
 	@echo "make asan, tsan  the quick tests under AddressSanitizer or ThreadSanitizer"
 	@echo "make test-gpu    tests that need GPUs"
 	@echo "make format      reformat the C sources; format-check only looks"
@@ -23,6 +24,9 @@ test:
 asan tsan:
 	@tools/test.sh $@
 
+sweep: build
+	ONEHOP_SOURCE_DIR=$(CURDIR) build/release/tests/sweep/sweep --jobs $(or $(JOBS),$(shell expr 2 '*' `nproc`))
+
 test-gpu: build
 	@test -f tests/gpu/run.sh || { echo "tests/gpu/run.sh is missing: there are no GPU tests"; exit 1; }
 	bash tests/gpu/run.sh
@@ -35,4 +39,4 @@ format format-check:
 clean:
 	rm -rf build/release build/asan build/tsan
 
-.PHONY: help build demo test asan tsan test-gpu format format-check clean
+.PHONY: help build demo test sweep asan tsan test-gpu format format-check clean
