@@ -75,6 +75,11 @@ static void describe_mismatch(const oh_facts *calls, onehop_failure *f) {
     else if (strcmp(first, other))
         snprintf(f->text, sizeof f->text, "call %u: rank %d made %s, rank 0 %s", f->epoch, f->peer,
                  other, first);
+    else if ((calls[0].head >> 40 & 0xff) == ONEHOP_SOURCE_GRAPH)
+        snprintf(f->text, sizeof f->text,
+                 "call %u: ranks 0 and %d replayed different captured calls, both %s: their graphs "
+                 "ran in another order",
+                 f->epoch, f->peer, first);
     else
         snprintf(f->text, sizeof f->text,
                  "call %u: ranks 0 and %d made %s, but with other values, expression, memory or "
