@@ -2,7 +2,9 @@
  *   crossed    rank r replays graph r % 2: MISMATCH on all, nothing is stored to any output
  *   giving up  rank 1's deadline of a millisecond ends its wait for rank 0, whose output lies in host memory
  *              and so takes much longer; then rank 1 writes to its input. Rank 0 must not say OK.
- * Ranks are threads that share a GPU. */
+ *   forked     a child of rank 0 calls, aborts and destroys its copy of the context: STATE, and the ranks go on
+ * Ranks are threads that share a GPU; with the argument "processes" they are processes that share it, which
+ * wants the driver's MPS daemon (docs/cli.md). */
 /* labels: timeout=120 */
 #include "gpu_ranks.h"
 
@@ -62,7 +64,9 @@ static void crossed(gpu_rank *r, int here, void *argument) {
     free(found);
 }
 
-static int gave_up, read_wrong; /* of all tries; atomic */
+typedef struct counts {
+    int gave_up, read_wrong; /* of all tries; atomic */
+} counts;
 
 static void giving_up(gpu_rank *r, int here, void *argument) {
     float *in = gpu_alloc(r, LONG * 4),
@@ -71,7 +75,8 @@ static void giving_up(gpu_rank *r, int here, void *argument) {
     uint32_t word;
     gpu_graph graph;
     onehop_stats stats;
-    (void)here, (void)argument;
+    counts *c = argument;
+    (void)here;
     memcpy(&word, &ones, 4);
     gpu_fill_words_later(r, in, word, LONG, r->stream);
     CHECK_OK(onehop_synchronize(r->context, r->stream));
@@ -88,7 +93,7 @@ static void giving_up(gpu_rank *r, int here, void *argument) {
     }
     const onehop_result result = onehop_synchronize(r->context, r->stream);
     if (r->rank && result) {
-        __atomic_add_fetch(&gave_up, 1, __ATOMIC_RELAXED);
+        __atomic_add_fetch(&c->gave_up, 1, __ATOMIC_RELAXED);
         CHECK_INT(ONEHOP_ERR_TIMEOUT, result);
     }
     gpu_barrier(r);
@@ -96,7 +101,7 @@ static void giving_up(gpu_rank *r, int here, void *argument) {
     for (size_t i = 0; !r->rank && i < LONG; i++) wrong += out[i] != 2;
     if (!r->rank) printf("rank 0: %s, %zu wrong\n", onehop_result_name(result), wrong);
     if (wrong && !result) FAIL("rank 0 says OK, and %zu of %zu elements are wrong", wrong, LONG);
-    if (wrong) __atomic_add_fetch(&read_wrong, 1, __ATOMIC_RELAXED);
+    if (wrong) __atomic_add_fetch(&c->read_wrong, 1, __ATOMIC_RELAXED);
     gpu_barrier(r);
     gpu_graph_free(r, &graph);
     gpu_free(r, in);
@@ -106,23 +111,63 @@ static void giving_up(gpu_rank *r, int here, void *argument) {
         gpu_free_pinned(r, out);
 }
 
-int main(void) {
+static void in_child(onehop_t *context, float *x) {
+    CHECK_RESULT(ONEHOP_ERR_STATE,
+                 onehop_all_reduce(context, x, x, 1000, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+    CHECK_RESULT(ONEHOP_ERR_STATE, onehop_status(context, NULL));
+    CHECK_RESULT(ONEHOP_ERR_STATE, onehop_abort(context));
+    onehop_destroy(context);
+    _exit(0);
+}
+
+static void forked(gpu_rank *r, int here, void *argument) {
+    float *x = gpu_alloc(r, 4000), found[1000];
+    const float one = 1;
+    uint32_t word;
+    (void)here, (void)argument;
+    memcpy(&word, &one, 4);
+    for (int k = 0; k < 3; k++) {
+        gpu_fill_words_later(r, x, word, 1000, r->stream);
+        CHECK_OK(onehop_all_reduce(r->context, x, x, 1000, ONEHOP_FLOAT32, ONEHOP_SUM, r->stream));
+        CHECK_OK(onehop_synchronize(r->context, r->stream));
+        gpu_read(r, found, x, 4000);
+        for (int i = 0; i < 1000; i++) CHECK(found[i] == (float)r->world);
+        gpu_barrier(r);
+        if (k || r->rank) continue;
+        const pid_t child = fork();
+        if (!child) in_child(r->context, x);
+        CHECK_INT(0, wait_rank(child));
+    }
+    gpu_barrier(r);
+    gpu_free(r, x);
+}
+
+int main(int argc, char **argv) {
+    const bool processes = argc > 1 && !strcmp(argv[1], "processes");
+    onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
+    counts *c = shared_memory(sizeof *c);
+    gpu_setup setup = {.layout = processes ? GPU_PROCESSES : GPU_THREADS,
+                       .gpus = 1,
+                       .config = &config};
+    if (processes) config.flags = ONEHOP_FLAG_SHARE_GPU;
     (void)gpu_main(110, 1);
-    for (int world = 2; world <= 8; world *= 2)
+    for (setup.world = 2; setup.world <= 8; setup.world *= 2) {
+        setup.dies = false;
+        gpu_run(&setup, forked, NULL);
+        setup.dies = true;
         for (int k = 0; k < 4; k++) {
             crossed_job job = {k % 2 ? ONEHOP_2SHOT_PULL : ONEHOP_1SHOT_PULL,
                                {MOST, k / 2 ? MOST / 3 + 5 : MOST}};
-            const gpu_setup setup = {
-                .layout = GPU_THREADS, .world = world, .gpus = 1, .dies = true};
             gpu_run(&setup, crossed, &job);
         }
-    for (int k = 0; k < 5; k++) {
-        const gpu_setup setup = {.layout = GPU_THREADS, .world = 2, .gpus = 1, .dies = true};
-        gpu_run(&setup, giving_up, NULL);
+        printf("world size %d: crossed replays touch nothing, a forked child disturbs nobody\n",
+               setup.world);
     }
+    setup.world = 2;
+    for (int k = 0; k < 5; k++) gpu_run(&setup, giving_up, c);
     printf("rank 1 gave up in %d of 5 calls; in %d of them rank 0 had read what came after, and "
            "said so\n",
-           gave_up, read_wrong);
-    CHECK(read_wrong > 0);
+           c->gave_up, c->read_wrong);
+    CHECK(c->read_wrong > 0);
     return 0;
 }
