@@ -82,9 +82,20 @@ OH_FN oh_u64 oh_signature_await(const oh_args *a, oh_u32 from, oh_u32 epoch, oh_
     }
 }
 
+/* What this rank signs: of a call with a row the row's mode and identity too. */
+OH_FN oh_u32 oh_hash_with_row(const oh_args *a, oh_u64 head, oh_u64 identity) {
+    return a->hash ^ ((oh_u32)identity << 2 | (oh_u32)(head >> 32)) * 0x9e3779b1u;
+}
+OH_FN oh_u32 oh_hash_signed(const oh_args *a) {
+    if (!a->row) return a->hash;
+    return oh_hash_with_row(a, oh_ld_host_u64(a->row),
+                            oh_ld_host_u64(OH_MEMBER(a->row, oh_row, identity)));
+}
+
 /* A hash differs: collect all words first, then name the lowest rank that differs from rank 0, as
  * all ranks do. */
-OH_SLOW_FN void oh_signature_mismatch(const oh_args *a, oh_u32 epoch, oh_u32 own) {
+OH_SLOW_FN void oh_signature_mismatch(const oh_args *a, oh_u32 epoch) {
+    const oh_u32 own = oh_hash_signed(a);
     oh_u32 hash0 = own, seen = own, r;
     oh_i32 culprit = -1;
     for (r = 0; r < a->world; r++) {
@@ -104,11 +115,11 @@ OH_SLOW_FN void oh_signature_mismatch(const oh_args *a, oh_u32 epoch, oh_u32 own
 }
 
 /* Waits for a signature however long. 0: it differs, or the communicator died meanwhile. */
-OH_SLOW_FN oh_u32 oh_signature_accepted(const oh_args *a, oh_u32 from, oh_u32 epoch, oh_u32 own,
+OH_SLOW_FN oh_u32 oh_signature_accepted(const oh_args *a, oh_u32 from, oh_u32 epoch,
                                         oh_i32 looks_at_host) {
     const oh_u64 v = oh_signature_await(a, from, epoch, looks_at_host);
-    const oh_u32 differs = v && (oh_u32)(v >> 32) != own;
-    if (differs) oh_signature_mismatch(a, epoch, own);
+    const oh_u32 differs = v && (oh_u32)(v >> 32) != oh_hash_signed(a);
+    if (differs) oh_signature_mismatch(a, epoch);
     return v && !differs;
 }
 
@@ -199,7 +210,7 @@ OH_FN void oh_signature_block(const oh_args *a, oh_grid g, oh_u64 epoch_word,
         while (oh_ld_relaxed_sys_u64(w.from + phase) != word && ++n < OH_POLLS) {
         }
         if (OH_UNLIKELY(n == OH_POLLS))
-            c.dead = !oh_signature_accepted(a, oh_other_rank(a, k), c.epoch, hash, g.thread == 0);
+            c.dead = !oh_signature_accepted(a, oh_other_rank(a, k), c.epoch, g.thread == 0);
     }
     oh_call_end(a, g, c);
 }

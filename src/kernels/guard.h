@@ -120,8 +120,14 @@ OH_SLOW_FN oh_i32 oh_culprit_by_rows(const oh_args *a, oh_i32 peer) {
     return peer;
 }
 
+/* This rank's conclusion. */
+OH_FN oh_u64 oh_own_verdict(const oh_args *a) {
+    return oh_ld_relaxed_sys_u64(
+        OH_MEMBER(oh_control_of(a, a->rank), oh_control, verdicts[a->rank]));
+}
+
 /* What this rank calls, to all. */
-OH_SLOW_FN void oh_tell_call(const oh_args *a, oh_u32 epoch) {
+OH_FN void oh_tell_call(const oh_args *a, oh_u32 epoch) {
     oh_u32 r;
     for (r = 0; r < a->world; r++) {
         const oh_u64 f = OH_MEMBER(oh_control_of(a, r), oh_control, facts[a->rank]);
@@ -137,7 +143,7 @@ OH_SLOW_FN void oh_tell_call(const oh_args *a, oh_u32 epoch) {
 #define OH_FACTS_WAIT_NS (10 * OH_ROWS_WAIT_NS)
 
 /* What `rank` has told, into the host page's calls[place]. It is making this call and tells soon. */
-OH_SLOW_FN void oh_hear_call(const oh_args *a, oh_u32 rank, oh_u32 place, oh_u32 epoch) {
+OH_FN void oh_hear_call(const oh_args *a, oh_u32 rank, oh_u32 place, oh_u32 epoch) {
     const oh_u64 from = OH_MEMBER(oh_control_of(a, a->rank), oh_control, facts[rank]);
     const oh_u64 to = OH_MEMBER(a->host, oh_host_page, calls[place]);
     const oh_u64 since = oh_now_ns();
@@ -148,20 +154,18 @@ OH_SLOW_FN void oh_hear_call(const oh_args *a, oh_u32 rank, oh_u32 place, oh_u32
         oh_st_relaxed_sys_u64(to + k, oh_ld_relaxed_sys_u64(from + k));
 }
 
-/* Calls differ: this rank's to all; rank 0's and the culprit's for the host. The verdict first, for a rank that
+/* Calls differ: this rank's to all; rank 0's and the culprit's for the host. After the verdict, for a rank that
  * waits for one that agrees with it hears of the mismatch by that alone. */
-OH_SLOW_FN void oh_exchange_calls(const oh_args *a, oh_u64 verdict, oh_u32 epoch) {
-    oh_u32 r;
-    for (r = 0; r < a->world; r++)
-        oh_st_relaxed_sys_u64(OH_MEMBER(oh_control_of(a, r), oh_control, verdicts[a->rank]),
-                              verdict);
-    oh_tell_call(a, epoch);
+OH_SLOW_FN void oh_exchange_calls(const oh_args *a) {
+    const oh_u64 verdict = oh_own_verdict(a);
+    const oh_u32 culprit = (oh_u32)OH_VERDICT_CULPRIT(verdict);
+    oh_tell_call(a, OH_VERDICT_EPOCH(verdict));
     oh_hear_call(a, 0, 0, OH_VERDICT_EPOCH(verdict));
-    r = (oh_u32)OH_VERDICT_CULPRIT(verdict);
-    if (r < a->world) oh_hear_call(a, r, 1, OH_VERDICT_EPOCH(verdict));
+    if (culprit < a->world) oh_hear_call(a, culprit, 1, OH_VERDICT_EPOCH(verdict));
 }
 
-/* Step 5. */
+/* Step 5. What is needed again is read again: values that live across these calls are registers that the
+ * kernels do not have. */
 OH_SLOW_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u32 expected,
                             oh_u32 seen) {
     const oh_u64 record = OH_MEMBER(a->host, oh_host_page, record);
@@ -169,20 +173,21 @@ OH_SLOW_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u3
     for (r = 0; r < a->world; r++)
         oh_st_relaxed_sys_u64(OH_MEMBER(oh_control_of(a, r), oh_control, verdicts[a->rank]),
                               verdict);
-    /* Pairs with oh_none_gave_up: who sees it finds the verdict. It is there before this call ends, so
-     * before the program writes to the call's memory again. */
-    for (r = 0; r < a->world; r++)
-        oh_st_release_sys_u64(OH_MEMBER(oh_control_of(a, r), oh_control, given_up), 1);
-    oh_boundary_fence();
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, site), site);
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, rank), a->rank);
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, peer), (oh_u32)OH_VERDICT_CULPRIT(verdict));
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, epoch), OH_VERDICT_EPOCH(verdict));
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, expected), expected);
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, seen), seen);
+    /* Pairs with oh_none_gave_up: who sees it finds the verdict. It is there before this call ends, so
+     * before the program writes to the call's memory again. */
+    for (r = 0; r < a->world; r++)
+        oh_st_release_sys_u64(OH_MEMBER(oh_control_of(a, r), oh_control, given_up), 1);
+    oh_boundary_fence();
+    if (OH_VERDICT_KIND(verdict) == OH_FAIL_MISMATCH) oh_exchange_calls(a);
     /* Pairs with the host's acquiring load of kind: makes the fields above whole. */
-    oh_st_release_sys_u32(OH_MEMBER(record, oh_record, kind),
-                          OH_VERDICT_KIND(verdict) | OH_RECORD_WRITTEN);
+    oh_st_release_sys_u32(OH_MEMBER(OH_MEMBER(a->host, oh_host_page, record), oh_record, kind),
+                          OH_VERDICT_KIND(oh_own_verdict(a)) | OH_RECORD_WRITTEN);
     for (r = 0; r < a->planes.max_blocks; r++) oh_st_relaxed_gpu_u32(oh_epoch_word(a, r) + 4, 1);
     oh_st_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, stop), 1);
 }
@@ -216,7 +221,6 @@ OH_SLOW_FN void oh_fail(const oh_args *a, oh_u32 kind, oh_i32 peer, oh_u32 site,
     /* A later call's verdict would tell peers that this rank has completed this call. */
     if ((oh_i32)(OH_VERDICT_EPOCH(verdict) - epoch) > 0)
         verdict = OH_VERDICT(OH_VERDICT_KIND(verdict), OH_VERDICT_CULPRIT(verdict), epoch);
-    if (OH_VERDICT_KIND(verdict) == OH_FAIL_MISMATCH) oh_exchange_calls(a, verdict, epoch);
     oh_conclude(a, verdict, site, expected, seen);
 }
 

@@ -114,7 +114,7 @@ static inline void oh_publish_progress(const oh_host_call *c, oh_u32 steps) {
 /* False if the signature has arrived and differs; then the communicator is dead. */
 static inline bool oh_signature_agrees(const oh_host_call *c, oh_u64 word) {
     if ((oh_u32)word != c->epoch || (oh_u32)(word >> 32) == c->a->hash) return true;
-    oh_signature_mismatch(c->a, c->epoch, c->a->hash);
+    oh_signature_mismatch(c->a, c->epoch);
     return false;
 }
 

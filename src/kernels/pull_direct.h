@@ -123,12 +123,6 @@ OH_FN oh_u32 oh_row_refused(const oh_args *a, const oh_row_view *row, oh_u32 sho
     return a->row && row->head != staged && !oh_row_is_direct(row, shots);
 }
 
-/* Of everything that all ranks must agree on in this call: its row's mode and identity too. */
-OH_FN oh_u32 oh_row_hash(const oh_args *a, const oh_row_view *row) {
-    const oh_u32 mode = (oh_u32)(row->head >> 32);
-    return a->row ? a->hash ^ ((oh_u32)row->identity << 2 | mode) * 0x9e3779b1u : a->hash;
-}
-
 /* What the signature block of a call with or without a row does. A rank with a wrong row fails before it
  * has said anything, so all ranks name that and no mismatch. */
 OH_FN void oh_row_signature(const oh_args *a, oh_grid g, oh_u64 epoch_word,
@@ -140,7 +134,8 @@ OH_FN void oh_row_signature(const oh_args *a, oh_grid g, oh_u64 epoch_word,
             oh_fail(a, OH_FAIL_ROW, (oh_i32)a->rank, OH_SITE_ENTRY, c.epoch, a->tag,
                     (oh_u32)row->head);
     }
-    oh_signature_block(a, g, epoch_word, words, oh_row_hash(a, row), refused);
+    oh_signature_block(a, g, epoch_word, words,
+                       a->row ? oh_hash_with_row(a, row->head, row->identity) : a->hash, refused);
 }
 
 /* ---- meetings ---------------------------------------------------------------------------------- */

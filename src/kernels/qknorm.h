@@ -130,18 +130,33 @@ OH_FN oh_u32 oh_qk_arrived(oh_u64 word) {
     return (oh_u32)word != OH_SENTINEL && (oh_u32)(word >> 32) != OH_SENTINEL;
 }
 
+/* What is left of a wait after OH_POLLS looks, out of the way of a kernel that has no register to spare. All
+ * ones: the communicator died. */
+OH_SLOW_FN oh_u64 oh_qk_hear_slowly(const oh_args *a, oh_u64 p, oh_u32 what, oh_u32 epoch) {
+    oh_u64 state = 0;
+    oh_u32 n;
+    for (;;) {
+        state = oh_wait_slow(a, state, what, epoch, 0, OH_SENTINEL);
+        if (!state) return ~0ull;
+        OH_NO_UNROLL
+        for (n = 0; n < OH_POLLS; n++) {
+            const oh_u64 word = oh_ld_relaxed_sys_u64(p);
+            if (oh_qk_arrived(word)) return word;
+        }
+    }
+}
+
 /* Waits for a source's sums of a token and re-arms their place. All ones: the communicator died. */
 OH_FN oh_u64 oh_qk_hear(const oh_args *a, oh_u64 p, oh_u32 peer, oh_u32 epoch,
                         oh_i32 looks_at_host) {
-    oh_u64 state = 0, word;
+    oh_u64 word;
     oh_u32 n = 0;
     OH_NO_UNROLL
-    while (!oh_qk_arrived(word = oh_ld_relaxed_sys_u64(p))) {
-        if (OH_LIKELY(++n < OH_POLLS)) continue;
-        n = 0;
-        state = oh_wait_slow(a, state, OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, peer, looks_at_host), epoch,
-                             0, OH_SENTINEL);
-        if (!state) return ~0ull;
+    while (!oh_qk_arrived(word = oh_ld_relaxed_sys_u64(p)) && ++n < OH_POLLS) {
+    }
+    if (OH_UNLIKELY(n == OH_POLLS)) {
+        word = oh_qk_hear_slowly(a, p, OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, peer, looks_at_host), epoch);
+        if (word == ~0ull) return word;
     }
     oh_st_relaxed_sys_u64(p, ~0ull);
     return word;
