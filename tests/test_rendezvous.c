@@ -161,7 +161,7 @@ static void all_layouts(void) {
  */
 
 static void reuse_process(int rank, int world_size, void *argument) {
-    int times = HARNESS_SANITIZED ? 50 : 200;
+    int times = HARNESS_SANITIZED ? 20 : 60; /* each takes OH_SETTLE_MS */
     (void)argument;
     for (int i = 0; i < times; i++) {
         onehop_group *group = open_named(rank, world_size, "again", 20000);
@@ -250,10 +250,11 @@ static void names_are_free(int rank, int world_size, void *argument) {
         config.world_size = world_size;
         config.name = own_name("free");
         CHECK_OK(oh_group_plan_make(&config, &plan));
-        const oh_mesh_plan names = {.world_size = world_size, .name = plan.name};
+        const oh_mesh_plan names = {
+            .world_size = world_size, .name = plan.name, .replayed = plan.secret};
         for (int r = 0; r < world_size && rank == 0; r++) {
             struct sockaddr_un address;
-            socklen_t size = oh_mesh_address(&names, r, &address);
+            socklen_t size = oh_mesh_address(&names, r, oh_mesh_slot(&names), &address);
             int fd = oh_mesh_socket();
             if (bind(fd, (const struct sockaddr *)&address, size)) FAIL("rank %d's is taken", r);
             close(fd);

@@ -67,7 +67,22 @@ void oh_sleep_us(unsigned us);
     X(LOCAL_WORLD_SIZE, "LOCAL_WORLD_SIZE", "int", "", "ranks on this host (torchrun)")            \
     X(MASTER_ADDR, "MASTER_ADDR", "string", "", "part of the default group name (torchrun)")       \
     X(MASTER_PORT, "MASTER_PORT", "string", "", "part of the default group name (torchrun)")       \
-    X(TORCHELASTIC_RUN_ID, "TORCHELASTIC_RUN_ID", "string", "", "part of the default group name")
+    X(TORCHELASTIC_RUN_ID, "TORCHELASTIC_RUN_ID", "string", "", "part of the default group name")  \
+    X(OMPI_RANK, "OMPI_COMM_WORLD_RANK", "int", "", "rank without RANK and WORLD_SIZE (Open MPI)") \
+    X(OMPI_SIZE, "OMPI_COMM_WORLD_SIZE", "int", "", "number of ranks then")                        \
+    X(OMPI_LOCAL_RANK, "OMPI_COMM_WORLD_LOCAL_RANK", "int", "", "GPU of this rank then")           \
+    X(OMPI_LOCAL_SIZE, "OMPI_COMM_WORLD_LOCAL_SIZE", "int", "", "ranks on this host then")         \
+    X(PMIX_NAMESPACE, "PMIX_NAMESPACE", "string", "", "part of the default group name then")       \
+    X(PMI_RANK, "PMI_RANK", "int", "", "else this and PMI_SIZE (MPICH, Intel MPI)")                \
+    X(PMI_SIZE, "PMI_SIZE", "int", "", "number of ranks then")                                     \
+    X(MPI_LOCALRANKID, "MPI_LOCALRANKID", "int", "", "GPU of this rank then")                      \
+    X(MPI_LOCALNRANKS, "MPI_LOCALNRANKS", "int", "", "ranks on this host then")                    \
+    X(SLURM_PROCID, "SLURM_PROCID", "int", "", "else this and SLURM_STEP_NUM_TASKS (srun)")        \
+    X(SLURM_TASKS, "SLURM_STEP_NUM_TASKS", "int", "", "number of ranks then")                      \
+    X(SLURM_LOCALID, "SLURM_LOCALID", "int", "", "GPU of this rank then")                          \
+    X(SLURM_NODES, "SLURM_STEP_NUM_NODES", "int", "", "hosts then; onehop serves one")             \
+    X(SLURM_JOB_ID, "SLURM_JOB_ID", "string", "", "part of the default group name then")           \
+    X(SLURM_STEP_ID, "SLURM_STEP_ID", "string", "", "part of the default group name then")
 
 typedef enum oh_env {
 #define OH_ENV_ENUM(id, name, type, default_text, meaning) OH_ENV_##id,
@@ -84,6 +99,21 @@ const oh_env_row *oh_env_describe(oh_env id);
 
 /* The variable's text, or NULL if it is unset or empty. */
 const char *oh_env_text(oh_env id);
+
+/* Who started this process as one of several, and the variables in which it says so. */
+typedef struct oh_launcher {
+    const char *name;
+    oh_env rank, size;
+    oh_env local_rank, local_size; /* size on this host; each may be unset */
+    oh_env hosts;                  /* OH_ENV_COUNT where local_size says it */
+    oh_env job[4];                 /* what tells its jobs apart, up to OH_ENV_COUNT */
+} oh_launcher;
+
+/* The first launcher, in the order of launch.c, of which both rank and size are set; NULL: none. */
+const oh_launcher *oh_launcher_find(void);
+
+/* The local rank that a launcher gives; `fallback` without one. */
+onehop_result oh_launcher_local_rank(int64_t fallback, int64_t *local_rank_out);
 
 /* The variable as an integer in low..high; `fallback` if unset. Anything else is refused, naming
  * the variable, its value and what is accepted. */
@@ -121,6 +151,10 @@ static inline bool oh_id128_equal(oh_id128 a, oh_id128 b) {
 /* Random, made once per process; a forked child gets its own. A pid would not do: ranks in
  * different pid namespaces may share one. */
 onehop_result oh_process_id(oh_id128 *id_out);
+
+/* A random number that the processes of this user share and no other user can read. False where the
+ * kernel keeps none for us. */
+bool oh_user_secret(oh_id128 *secret_out);
 
 #define OH_LENGTH(array) (sizeof(array) / sizeof *(array))
 

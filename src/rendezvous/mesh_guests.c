@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define OH_ACCEPTS 1024 /* connections taken in one turn */
+
 void oh_guests_init(oh_opening *opening) {
     for (int i = 0; i < OH_GUESTS; i++) opening->guests[i].fd = -1;
 }
@@ -29,8 +31,7 @@ static oh_guest *make_room(oh_opening *opening) {
 static void welcome(oh_opening *opening, int fd) {
     long user = -1, pid = 0;
     if (!oh_mesh_same_user(fd, &user, &pid)) {
-        oh_log(ONEHOP_LOG_WARN, "rank %d: dropped a connection of user %ld", opening->plan->rank,
-               user);
+        oh_mesh_note_foreigner(opening, user);
         close(fd);
         return;
     }
@@ -41,10 +42,10 @@ static void welcome(oh_opening *opening, int fd) {
     oh_guest_serve(opening, guest); /* a rank's hello is there already */
 }
 
-void oh_guests_accept(oh_opening *opening) {
+static void accept_from(oh_opening *opening, int listener) {
     /* Bounded, so that a flood of connections cannot keep us from the deadline. */
-    for (int i = 0; i < OH_GUESTS && opening->state == OH_GATHERING; i++) {
-        int fd = accept4(opening->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    for (int i = 0; i < OH_ACCEPTS && opening->state == OH_GATHERING; i++) {
+        int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0) {
             welcome(opening, fd);
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
@@ -57,16 +58,19 @@ void oh_guests_accept(oh_opening *opening) {
     }
 }
 
-/* Another process with our rank: it learns from our hello that the rank is taken. */
-static void refuse_duplicate(oh_opening *opening, oh_guest *guest) {
+void oh_guests_accept(oh_opening *opening) {
+    for (int i = 0; i < 2; i++)
+        if (opening->listeners[i] >= 0) accept_from(opening, opening->listeners[i]);
+}
+
+/* Another process with our rank. It learns from our hello that the rank is taken. Either may be of
+ * another job, and so may be whom we know already: no group must come of it. */
+static void fail_for_duplicate(oh_opening *opening, oh_guest *guest) {
     long user = -1, pid = 0;
     oh_mesh_same_user(guest->fd, &user, &pid);
-    if (opening->duplicate != pid) /* once, not at each of its attempts */
-        oh_log(ONEHOP_LOG_WARN,
-               "rank %d of group \"%s\": process %ld claims the same rank and is refused",
-               opening->plan->rank, opening->plan->label, pid);
-    opening->duplicate = pid;
     oh_mesh_write(guest->fd, &opening->hello, sizeof opening->hello);
+    const onehop_result result = oh_mesh_duplicate(opening, pid);
+    oh_opening_fail(opening, opening->plan->rank, result, onehop_last_error());
 }
 
 void oh_guest_serve(oh_opening *opening, oh_guest *guest) {
@@ -75,7 +79,7 @@ void oh_guest_serve(oh_opening *opening, oh_guest *guest) {
     if (got == OH_READ_PARTIAL) return;
     int own = opening->plan->rank, rank = hello->rank;
     bool valid = got == OH_READ_COMPLETE && oh_mesh_valid_hello(opening, hello);
-    if (valid && rank == own) refuse_duplicate(opening, guest);
+    if (valid && rank == own) fail_for_duplicate(opening, guest);
     /* Of a rank that is already there this is its next attempt, come before the end of the last one
      * was seen; it will try again. */
     if (!valid || rank <= own || rank >= ONEHOP_MAX_RANKS ||
@@ -91,12 +95,22 @@ void oh_guest_serve(oh_opening *opening, oh_guest *guest) {
         close(fd);
 }
 
+void oh_guests_close_listener(oh_opening *opening, int which) {
+    const int fd = opening->listeners[which];
+    if (fd < 0) return;
+    /* Shut down first: a copy in a forked child must not let peers connect to nobody. */
+    shutdown(fd, SHUT_RDWR);
+    close(fd);
+    opening->listeners[which] = -1;
+}
+
 void oh_guests_close(oh_opening *opening) {
     for (int i = 0; i < OH_GUESTS; i++)
         if (opening->guests[i].fd >= 0) dismiss(&opening->guests[i]);
-    if (opening->listener < 0) return;
-    /* Shut down first: a copy in a forked child must not let peers connect to nobody. */
-    shutdown(opening->listener, SHUT_RDWR);
-    close(opening->listener);
-    opening->listener = -1;
+    for (int i = 0; i < 2; i++) oh_guests_close_listener(opening, i);
+    if (opening->foreign_calls > 1)
+        oh_log(ONEHOP_LOG_WARN, "rank %d of group \"%s\": user %ld, or others, %u times in all",
+               opening->plan->rank, opening->plan->label, opening->foreign_user,
+               opening->foreign_calls);
+    opening->foreign_calls = 0;
 }

@@ -21,7 +21,10 @@ void oh_opening_fail(oh_opening *opening, int origin, onehop_result result, cons
 static onehop_result begin(oh_opening *opening, const oh_mesh_plan *plan) {
     opening->plan = plan;
     opening->deadline_ns = oh_clock_ns() + (uint64_t)plan->timeout_ms * 1000000u;
-    opening->listener = -1;
+    opening->listeners[0] = opening->listeners[1] = -1;
+    const uint64_t settle_ms =
+        plan->timeout_ms / 4 < OH_SETTLE_MS ? plan->timeout_ms / 4 : OH_SETTLE_MS;
+    opening->settled_ns = oh_clock_ns() + (plan->guesses ? settle_ms * 1000000u : 0);
     opening->foreign_user = -1;
     oh_guests_init(opening);
     for (int i = 0; i < ONEHOP_MAX_RANKS; i++) opening->links[i].fd = opening->links[i].pidfd = -1;
@@ -31,6 +34,7 @@ static onehop_result begin(oh_opening *opening, const oh_mesh_plan *plan) {
                                 .rank = plan->rank,
                                 .world_size = plan->world_size,
                                 .name = plan->name,
+                                .job = plan->job,
                                 .boot = oh_identity_boot(),
                                 .netns = oh_identity_netns()};
     onehop_result result = oh_process_id(&opening->hello.process);
@@ -46,9 +50,19 @@ static uint64_t end_ns(const oh_opening *opening) {
     return opening->deadline_ns + (waits ? OH_VERDICT_MS * 1000000ull : 0);
 }
 
-/* Lower ranks are connected to when their time has come; returns when the next is due. */
-static uint64_t connect_due(oh_opening *opening) {
-    uint64_t next = end_ns(opening);
+static bool all_known(const oh_opening *opening) {
+    for (int i = 0; i < opening->plan->world_size; i++)
+        if (i != opening->plan->rank && opening->links[i].state != OH_LINK_MEMBER) return false;
+    return true;
+}
+
+/* What the clock asks for; returns when it asks next. Lower ranks are connected to when their time
+ * has come. */
+static uint64_t do_due(oh_opening *opening) {
+    uint64_t next = end_ns(opening), moves = oh_mesh_move(opening);
+    if (moves < next) next = moves;
+    if (opening->state == OH_GATHERING && all_known(opening) && opening->settled_ns < next)
+        next = opening->settled_ns;
     for (int i = 0; i < opening->plan->rank && opening->state == OH_GATHERING; i++) {
         oh_link *link = &opening->links[i];
         if (link->state == OH_LINK_ABSENT && link->retry_ns <= oh_clock_ns())
@@ -68,7 +82,7 @@ static bool heard(const oh_opening *opening, int rank) {
 enum {
     AT_PIDFDS = ONEHOP_MAX_RANKS,
     AT_LISTENER = 2 * ONEHOP_MAX_RANKS,
-    AT_GUESTS,
+    AT_GUESTS = AT_LISTENER + 2,
     POLLS = AT_GUESTS + OH_GUESTS
 };
 
@@ -79,7 +93,7 @@ static void prepare_polls(const oh_opening *opening, struct pollfd *polls) {
         polls[i].fd = opening->links[i].fd;
         polls[AT_PIDFDS + i].fd = opening->links[i].pidfd;
     }
-    polls[AT_LISTENER].fd = opening->listener;
+    for (int i = 0; i < 2; i++) polls[AT_LISTENER + i].fd = opening->listeners[i];
     for (int i = 0; i < OH_GUESTS; i++) polls[AT_GUESTS + i].fd = opening->guests[i].fd;
 }
 
@@ -92,7 +106,9 @@ static void serve(oh_opening *opening, const struct pollfd *polls) {
     }
     for (int i = 0; i < OH_GUESTS && opening->state == OH_GATHERING; i++)
         if (polls[AT_GUESTS + i].revents) oh_guest_serve(opening, &opening->guests[i]);
-    if (polls[AT_LISTENER].revents && opening->state == OH_GATHERING) oh_guests_accept(opening);
+    if ((polls[AT_LISTENER].revents || polls[AT_LISTENER + 1].revents) &&
+        opening->state == OH_GATHERING)
+        oh_guests_accept(opening);
 }
 
 static void wait_and_serve(oh_opening *opening, uint64_t until_ns) {
@@ -111,12 +127,6 @@ static void wait_and_serve(oh_opening *opening, uint64_t until_ns) {
 
 /* ---- the decision ---------------------------------------------------------------------------- */
 
-static bool all_known(const oh_opening *opening) {
-    for (int i = 0; i < opening->plan->world_size; i++)
-        if (i != opening->plan->rank && opening->links[i].state != OH_LINK_MEMBER) return false;
-    return true;
-}
-
 static void commit_if_all_ready(oh_opening *opening) {
     int world_size = opening->plan->world_size;
     for (int i = 1; i < world_size; i++)
@@ -125,10 +135,17 @@ static void commit_if_all_ready(oh_opening *opening) {
     opening->state = OH_COMMITTED;
 }
 
+/* All peers are there, and no twin of this rank has come, see mesh.h. */
+static bool settled(const oh_opening *opening) {
+    return opening->state == OH_GATHERING && all_known(opening) &&
+           oh_clock_ns() >= opening->settled_ns && oh_mesh_holds_address(opening);
+}
+
 static void advance(oh_opening *opening) {
-    if (opening->state == OH_GATHERING && all_known(opening)) {
+    if (settled(opening)) {
         /* Whoever knocks for our rank at this moment still gets its answer. */
         oh_guests_accept(opening);
+        if (opening->state != OH_GATHERING) return;
         oh_guests_close(opening);
         opening->state = OH_READY;
         opening->said_ready = true;
@@ -147,18 +164,14 @@ static void fail_for_missing(oh_opening *opening) {
         if (!opening->links[i].ready && (plan->rank == 0 || i == 0)) unready |= 1u << i;
     }
     oh_list_ranks(absent ? absent : unready, names, sizeof names);
-    if (opening->duplicate)
-        snprintf(more, sizeof more, "; process %ld claimed rank %d as well and was refused",
-                 opening->duplicate, plan->rank);
-    else if (opening->foreign_user >= 0)
-        snprintf(more, sizeof more, "; user %ld holds the socket name of a missing rank",
-                 opening->foreign_user);
+    if (opening->foreign_user >= 0)
+        snprintf(more, sizeof more, "; user %ld reached for their sockets", opening->foreign_user);
     snprintf(
         text, sizeof text,
-        "%s of group \"%s\" (world size %d) did not %s within %u ms; rank %d waited in network "
-        "namespace %llu, and names do not cross network namespaces%s",
+        "%s of group \"%s\" (world size %d) did not %s within %u ms; rank %d waited as user %ld in "
+        "network namespace %llu, and names cross neither users nor namespaces%s",
         names, plan->label, plan->world_size, absent ? "arrive" : "get ready", plan->timeout_ms,
-        plan->rank, (unsigned long long)opening->hello.netns, more);
+        plan->rank, (long)geteuid(), (unsigned long long)opening->hello.netns, more);
     oh_opening_fail(opening, plan->rank, ONEHOP_ERR_MISSING_PEER, text);
 }
 
@@ -214,7 +227,7 @@ static onehop_result run(oh_opening *opening, oh_mesh *mesh_out) {
     while (opening->state == OH_GATHERING || opening->state == OH_READY) {
         /* Looked at before the sockets: what came before the deadline counts. */
         uint64_t now = oh_clock_ns();
-        wait_and_serve(opening, connect_due(opening));
+        wait_and_serve(opening, do_due(opening));
         advance(opening);
         if (now >= end_ns(opening) &&
             (opening->state == OH_GATHERING || opening->state == OH_READY))

@@ -5,8 +5,8 @@
  *   mesh_open.c    the loop, the decision, the way out
  *
  * Anybody on the machine can connect to an abstract socket. So nothing a connection does, or fails
- * to do, before it has proved to be a rank can harm the group: other users are dropped at once,
- * garbage when it is seen, silence costs one of OH_GUESTS places, of which the oldest is given up
+ * to do, before it has proved to be a rank can harm the group: other users are dropped at once
+ * (mesh.h says why they cannot take an address), garbage when it is seen, silence costs one of OH_GUESTS places, of which the oldest is given up
  * when all are taken. A rank dropped that way by bad luck sees the end before an answer and
  * connects again. */
 #ifndef OH_OPENING_H
@@ -20,6 +20,8 @@
 #include <sys/un.h>
 
 #define OH_GUESTS       64
+#define OH_SETTLE_MS    50 /* how long a rank holds its address at least; at most 1/4 of its timeout */
+#define OH_SLOT_MS      100 /* an address of a name that may be used again lives so long */
 #define OH_HELLO_MAGIC  0x6f6c6c6548486e6full
 #define OH_NOTICE_MAGIC 0x656369746f4e6e6full
 
@@ -31,7 +33,8 @@ typedef struct oh_hello {
     int32_t rank, world_size;
     oh_id128 name, process, boot;
     uint64_t netns;
-    uint8_t reserved[48];
+    oh_id128 job; /* zero: not known */
+    uint8_t reserved[32];
 } oh_hello;
 
 _Static_assert(sizeof(oh_hello) == 128, "a hello has a fixed size");
@@ -90,16 +93,18 @@ typedef struct oh_opening {
     const oh_mesh_plan *plan;
     oh_opening_state state;
     uint64_t deadline_ns;
-    oh_hello hello; /* ours */
-    int listener;
+    uint64_t settled_ns;
+    oh_hello hello;   /* ours */
+    int listeners[2]; /* of this slot and of the one before; -1: none */
+    uint64_t slot;    /* of listeners[0] */
     uint64_t guests_seen;
     onehop_result result; /* of state FAILED */
     int origin;
     char text[492];
     bool said_ready;
     bool verdict;      /* the failure is rank 0's word */
-    long duplicate;    /* process that claimed our rank as well and was refused; 0: none */
-    long foreign_user; /* user that holds a name we tried to reach; -1: none */
+    long foreign_user; /* another user who holds or reaches our addresses; -1: none */
+    unsigned foreign_calls;
     oh_link links[ONEHOP_MAX_RANKS];
     oh_guest guests[OH_GUESTS];
 } oh_opening;
@@ -115,19 +120,28 @@ typedef enum oh_read {
 void oh_opening_fail(oh_opening *opening, int origin, onehop_result result, const char *text);
 
 /* mesh_listen.c */
-socklen_t oh_mesh_address(const oh_mesh_plan *plan, int rank, struct sockaddr_un *address_out);
+uint64_t oh_mesh_slot(const oh_mesh_plan *plan);
+socklen_t oh_mesh_address(const oh_mesh_plan *plan, int rank, uint64_t slot,
+                          struct sockaddr_un *address_out);
 int oh_mesh_socket(void);
 bool oh_mesh_same_user(int fd, long *user_out, long *pid_out);
 oh_read oh_mesh_read(int fd, void *buffer, size_t size, size_t *fill);
 bool oh_mesh_write(int fd, const void *bytes, size_t size); /* whole or not at all */
 bool oh_mesh_valid_hello(const oh_opening *opening, const oh_hello *hello);
 onehop_result oh_mesh_listen(oh_opening *opening);
+/* Moves along to the address of this slot; returns when it is to be called again. */
+uint64_t oh_mesh_move(oh_opening *opening);
+bool oh_mesh_holds_address(const oh_opening *opening); /* that of this slot */
+onehop_result oh_mesh_duplicate(const oh_opening *opening, long other);
+/* A line in the log, once; later ones are counted for the last line. */
+void oh_mesh_note_foreigner(oh_opening *opening, long user);
 
 /* mesh_guests.c */
 void oh_guests_init(oh_opening *opening);
 void oh_guests_accept(oh_opening *opening);
 void oh_guest_serve(oh_opening *opening, oh_guest *guest);
 void oh_guests_close(oh_opening *opening);
+void oh_guests_close_listener(oh_opening *opening, int which);
 
 /* mesh_links.c */
 void oh_link_connect(oh_opening *opening, int rank);
