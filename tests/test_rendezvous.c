@@ -161,7 +161,7 @@ static void all_layouts(void) {
  */
 
 static void reuse_process(int rank, int world_size, void *argument) {
-    int times = HARNESS_SANITIZED ? 20 : 60; /* each takes OH_SETTLE_MS */
+    int times = HARNESS_SANITIZED ? 50 : 200;
     (void)argument;
     for (int i = 0; i < times; i++) {
         onehop_group *group = open_named(rank, world_size, "again", 20000);

@@ -15,13 +15,15 @@
  *
  * Two jobs under one name. Who finds its address taken says to the holder that it is rank r too, and
  * both fail: the holder has not said READY, so rank 0 has not committed, and its FAIL ends the
- * opening on all ranks. If the jobs are known by their launcher (job) a link between two of them
+ * opening on all ranks, of either job, that it has met. If the jobs are known by their launcher (job) a link between two of them
  * fails the same way. If not, nothing tells rank 1 of job A from that of job B, and A's rank 0 may
  * meet B's rank 1 before the other two come. So a rank then holds its address for OH_SETTLE_MS from
  * its start at least: a group of ranks of two jobs is seen if any rank that was left out comes
- * within that time of its twin. Who comes later finds the address free. It is not held for longer,
- * since the same processes may open the same name again at once, and a forked child that keeps a
- * copy of a dead rank's listener would hold it against the job that is started anew.
+ * within that time of its twin; until then the holder does not fail, so that all are told. A group of the
+ * same processes as the last one of that name and rank need not wait: of a mixed one none can say
+ * so. Who comes later finds the address free. It is not held for longer, since the same processes
+ * may open the same name again at once, and a forked child that keeps a copy of a dead rank's
+ * listener would hold it against the job that is started anew.
  *
  * Other users. They can list all addresses in use, connect, and take those that are free. So the
  * group's name is a hash that holds a secret of this user (base/secret.c) or is random, and nobody

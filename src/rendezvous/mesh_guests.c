@@ -63,14 +63,12 @@ void oh_guests_accept(oh_opening *opening) {
         if (opening->listeners[i] >= 0) accept_from(opening, opening->listeners[i]);
 }
 
-/* Another process with our rank. It learns from our hello that the rank is taken. Either may be of
- * another job, and so may be whom we know already: no group must come of it. */
-static void fail_for_duplicate(oh_opening *opening, oh_guest *guest) {
-    long user = -1, pid = 0;
-    oh_mesh_same_user(guest->fd, &user, &pid);
+/* Another process with our rank. It learns from our hello that the rank is taken. */
+static void note_twin(oh_opening *opening, oh_guest *guest) {
+    long user = -1;
+    oh_mesh_same_user(guest->fd, &user, &opening->twin);
+    opening->has_twin = true;
     oh_mesh_write(guest->fd, &opening->hello, sizeof opening->hello);
-    const onehop_result result = oh_mesh_duplicate(opening, pid);
-    oh_opening_fail(opening, opening->plan->rank, result, onehop_last_error());
 }
 
 void oh_guest_serve(oh_opening *opening, oh_guest *guest) {
@@ -79,7 +77,7 @@ void oh_guest_serve(oh_opening *opening, oh_guest *guest) {
     if (got == OH_READ_PARTIAL) return;
     int own = opening->plan->rank, rank = hello->rank;
     bool valid = got == OH_READ_COMPLETE && oh_mesh_valid_hello(opening, hello);
-    if (valid && rank == own) fail_for_duplicate(opening, guest);
+    if (valid && rank == own) note_twin(opening, guest);
     /* Of a rank that is already there this is its next attempt, come before the end of the last one
      * was seen; it will try again. */
     if (!valid || rank <= own || rank >= ONEHOP_MAX_RANKS ||

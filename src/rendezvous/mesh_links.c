@@ -20,10 +20,20 @@ static void retry_later(oh_link *link) {
     link->retry_ns = oh_clock_ns() + link->backoff_us * 1000ull;
 }
 
+/* The peer may not have moved to the address of this slot yet. */
+static bool reach(const oh_opening *opening, int rank, int fd) {
+    const uint64_t slot = oh_mesh_slot(opening->plan);
+    for (unsigned back = 0; back < 2; back++) {
+        struct sockaddr_un address;
+        socklen_t size = oh_mesh_address(opening->plan, rank, slot - back, &address);
+        if (!connect(fd, (const struct sockaddr *)&address, size)) return true;
+        if (errno != ECONNREFUSED || !opening->plan->replayed) return false;
+    }
+    return false;
+}
+
 void oh_link_connect(oh_opening *opening, int rank) {
     oh_link *link = &opening->links[rank];
-    struct sockaddr_un address;
-    socklen_t size = oh_mesh_address(opening->plan, rank, oh_mesh_slot(opening->plan), &address);
     long user = -1, pid = 0;
     link->fd = oh_mesh_socket();
     if (link->fd < 0) {
@@ -32,7 +42,7 @@ void oh_link_connect(oh_opening *opening, int rank) {
         return;
     }
     /* Refused: nobody listens yet. EAGAIN: its queue is full. */
-    if (connect(link->fd, (const struct sockaddr *)&address, size)) {
+    if (!reach(opening, rank, link->fd)) {
         retry_later(link);
     } else if (!oh_mesh_same_user(link->fd, &user, &pid)) {
         oh_mesh_note_foreigner(opening, user);

@@ -194,7 +194,10 @@ static void move_to(oh_opening *opening, uint64_t slot) {
         opening->slot = slot;
     } else if (fd == -2) {
         oh_opening_fail(opening, opening->plan->rank, ONEHOP_ERR_SYSTEM, onehop_last_error());
-    } else if (answer == OH_KNOCK_ANSWERED || answer == OH_KNOCK_SILENT) {
+    } else if (answer == OH_KNOCK_ANSWERED) {
+        opening->has_twin = true;
+        opening->twin = holder;
+    } else if (answer == OH_KNOCK_SILENT) {
         const onehop_result result = taken(opening, answer, holder);
         oh_opening_fail(opening, opening->plan->rank, result, onehop_last_error());
     } else if (answer == OH_KNOCK_FOREIGN) {

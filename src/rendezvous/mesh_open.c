@@ -61,7 +61,8 @@ static bool all_known(const oh_opening *opening) {
 static uint64_t do_due(oh_opening *opening) {
     uint64_t next = end_ns(opening), moves = oh_mesh_move(opening);
     if (moves < next) next = moves;
-    if (opening->state == OH_GATHERING && all_known(opening) && opening->settled_ns < next)
+    const bool settles = opening->state == OH_GATHERING && opening->settled_ns > oh_clock_ns();
+    if (settles && (all_known(opening) || opening->has_twin) && opening->settled_ns < next)
         next = opening->settled_ns;
     for (int i = 0; i < opening->plan->rank && opening->state == OH_GATHERING; i++) {
         oh_link *link = &opening->links[i];
@@ -135,22 +136,30 @@ static void commit_if_all_ready(oh_opening *opening) {
     opening->state = OH_COMMITTED;
 }
 
-/* All peers are there, and no twin of this rank has come, see mesh.h. */
-static bool settled(const oh_opening *opening) {
-    return opening->state == OH_GATHERING && all_known(opening) &&
-           oh_clock_ns() >= opening->settled_ns && oh_mesh_holds_address(opening);
+/* Peers may be of the twin's job, so no group must come of it. Whoever else comes before that time
+ * is told as well. */
+static void fail_for_twin(oh_opening *opening) {
+    const onehop_result result = oh_mesh_duplicate(opening, opening->twin);
+    oh_opening_fail(opening, opening->plan->rank, result, onehop_last_error());
+}
+
+static void get_ready(oh_opening *opening) {
+    /* Whoever knocks for our rank at this moment still gets its answer. */
+    oh_guests_accept(opening);
+    if (opening->has_twin || opening->state != OH_GATHERING) return;
+    oh_guests_close(opening);
+    opening->state = OH_READY;
+    opening->said_ready = true;
+    oh_link_notify(opening, 0, OH_NOTICE_READY);
 }
 
 static void advance(oh_opening *opening) {
-    if (settled(opening)) {
-        /* Whoever knocks for our rank at this moment still gets its answer. */
-        oh_guests_accept(opening);
-        if (opening->state != OH_GATHERING) return;
-        oh_guests_close(opening);
-        opening->state = OH_READY;
-        opening->said_ready = true;
-        oh_link_notify(opening, 0, OH_NOTICE_READY);
-    }
+    const bool gathers = opening->state == OH_GATHERING;
+    const bool settled = oh_clock_ns() >= opening->settled_ns;
+    if (gathers && !opening->has_twin && all_known(opening) && oh_mesh_holds_address(opening) &&
+        (settled || oh_mesh_met_before(opening)))
+        get_ready(opening);
+    if (gathers && opening->has_twin && settled) fail_for_twin(opening);
     if (opening->state == OH_READY && opening->plan->rank == 0) commit_if_all_ready(opening);
 }
 
@@ -199,9 +208,10 @@ static void await_verdict(oh_opening *opening) {
 /* Everybody connected learns the cause; what was sent stays readable after the close. */
 static onehop_result fail_all(oh_opening *opening) {
     int rank = opening->plan->rank;
-    for (int i = rank == 0 ? 0 : 1; may_tell(opening) && i < opening->plan->world_size; i++)
+    /* A rank beyond our world size may be linked too: it disagrees about the size. */
+    for (int i = rank == 0 ? 0 : 1; may_tell(opening) && i < ONEHOP_MAX_RANKS; i++)
         oh_link_notify(opening, i, OH_NOTICE_FAIL);
-    for (int i = 0; i < opening->plan->world_size; i++) {
+    for (int i = 0; i < ONEHOP_MAX_RANKS; i++) {
         if (opening->links[i].fd >= 0) close(opening->links[i].fd);
         if (opening->links[i].pidfd >= 0) close(opening->links[i].pidfd);
     }
@@ -219,6 +229,7 @@ static void hand_over(const oh_opening *opening, oh_mesh *mesh_out) {
         mesh_out->processes[i] = opening->links[i].process;
     }
     mesh_out->processes[mesh_out->rank] = opening->hello.process;
+    oh_mesh_remember(opening, mesh_out);
     oh_log(ONEHOP_LOG_INFO, "rank %d: group \"%s\" of %d ranks is open", mesh_out->rank,
            opening->plan->label, mesh_out->world_size);
 }

@@ -2,6 +2,7 @@
  *   mesh_listen.c  names, listening, finding out who holds a name that is taken
  *   mesh_guests.c  accepted connections that have not said who they are
  *   mesh_links.c   the connection to each peer: connecting, greeting, notices
+ *   mesh_met.c     groups of this process that were open before
  *   mesh_open.c    the loop, the decision, the way out
  *
  * Anybody on the machine can connect to an abstract socket. So nothing a connection does, or fails
@@ -19,8 +20,9 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#define OH_GUESTS       64
-#define OH_SETTLE_MS    50 /* how long a rank holds its address at least; at most 1/4 of its timeout */
+#define OH_GUESTS 64
+#define OH_SETTLE_MS                                                                               \
+    100 /* how long a rank holds its address at least; at most 1/4 of its timeout */
 #define OH_SLOT_MS      100 /* an address of a name that may be used again lives so long */
 #define OH_HELLO_MAGIC  0x6f6c6c6548486e6full
 #define OH_NOTICE_MAGIC 0x656369746f4e6e6full
@@ -103,6 +105,8 @@ typedef struct oh_opening {
     char text[492];
     bool said_ready;
     bool verdict;      /* the failure is rank 0's word */
+    bool has_twin;     /* another process claimed our rank */
+    long twin;         /* which */
     long foreign_user; /* another user who holds or reaches our addresses; -1: none */
     unsigned foreign_calls;
     oh_link links[ONEHOP_MAX_RANKS];
@@ -135,6 +139,10 @@ bool oh_mesh_holds_address(const oh_opening *opening); /* that of this slot */
 onehop_result oh_mesh_duplicate(const oh_opening *opening, long other);
 /* A line in the log, once; later ones are counted for the last line. */
 void oh_mesh_note_foreigner(oh_opening *opening, long user);
+
+/* mesh_met.c */
+bool oh_mesh_met_before(const oh_opening *opening);
+void oh_mesh_remember(const oh_opening *opening, const oh_mesh *mesh);
 
 /* mesh_guests.c */
 void oh_guests_init(oh_opening *opening);
