@@ -109,7 +109,7 @@ typedef struct oh_launcher {
     oh_env job[4];                 /* what tells its jobs apart, up to OH_ENV_COUNT */
 } oh_launcher;
 
-/* The first launcher, in the order of launch.c, of which both rank and size are set; NULL: none. */
+/* The first launcher, in the order of launcher.c, of which both rank and size are set; NULL: none. */
 const oh_launcher *oh_launcher_find(void);
 
 /* The local rank that a launcher gives; `fallback` without one. */
