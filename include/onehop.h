@@ -162,8 +162,8 @@ typedef enum onehop_device_kind {
 } onehop_device_kind;
 
 /* Where a rank computes. `ordinal` is read only with kind ONEHOP_DEVICE_CUDA (the driver's order,
- * after CUDA_VISIBLE_DEVICES). AUTO takes LOCAL_RANK if it is set, else rank, modulo the number of
- * GPUs. */
+ * after CUDA_VISIBLE_DEVICES). AUTO takes LOCAL_RANK or the launcher's own variable for it if it is
+ * set, else rank, modulo the number of GPUs. */
 typedef struct onehop_device {
     onehop_device_kind kind;
     int ordinal;
@@ -302,13 +302,23 @@ typedef int (*onehop_pass_fd_fn)(void *user, int fd, int *fds_out);
 
 typedef struct onehop_group_config {
     size_t struct_size;
-    /* world_size 1..16 and rank 0..world_size-1. world_size 0 takes both from the environment
-     * variables RANK and WORLD_SIZE, as torchrun sets them. */
+    /* world_size 1..16 and rank 0..world_size-1. world_size 0 takes both from the environment: the
+     * first pair of which both are set among RANK and WORLD_SIZE (torchrun), OMPI_COMM_WORLD_RANK
+     * and _SIZE (Open MPI), PMI_RANK and PMI_SIZE (MPICH, Intel MPI), SLURM_PROCID and
+     * SLURM_STEP_NUM_TASKS (srun). */
     int rank;
     int world_size;
     /* Ranks that give equal names are one group; any length, nothing on disk. NULL takes
-     * ONEHOP_NAME, else MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RUN_ID together. Read only if
-     * allgather is NULL. Names are per user and do not cross network namespaces. */
+     * ONEHOP_NAME, else what tells jobs apart: MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RUN_ID, and
+     * of mpirun or srun PMIX_NAMESPACE, or SLURM_JOB_ID and SLURM_STEP_ID. Read only if allgather is
+     * NULL. Give each job a name of its own. If two jobs use one name the opening fails: with
+     * DISAGREEMENT if a launcher started both, else, if their ranks come within 0.1 s of each other,
+     * with DUPLICATE_RANK on all ranks. Jobs that come later than that could not be told apart, and
+     * where no launcher says which job this is the first opening of a name takes 0.1 s therefore.
+     * Names are per user and do not cross network or user namespaces. Another user cannot take or
+     * guess a name: it holds a secret from the kernel's keyring of this user. Where that is refused
+     * to some ranks (Docker's default profile) and not to others they do not find each other; where it
+     * is refused to all, names can be guessed by who shares the network namespace. */
     const char *name;
     /* Instead of a name; both stay valid until onehop_group_close. */
     onehop_allgather_fn allgather;

@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -39,7 +40,7 @@ CLEAN_ENV = {
     for key, value in os.environ.items()
     if key
     not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    and not key.startswith("ONEHOP_")
+    and not key.startswith(("ONEHOP_", "OMPI_", "PMI", "SLURM_"))
     or key in ("ONEHOP_BUILD_DIR", "ONEHOP_SOURCE_DIR")
 }
 
@@ -332,6 +333,46 @@ class Perf(unittest.TestCase):
         self.assertEqual([rank.returncode for rank in ranks], [0, 0], outputs)
         self.assertIn("# 0 wrong", outputs[0][0])
         self.assertEqual(outputs[1][0], "")
+
+    def test_launchers(self):
+        """Variables of mpirun's and srun's ranks, set by hand; mpirun itself where there is one."""
+        job = str(os.getpid())
+        small = ("perf", "--device", "host", "-e", "4K", "-n", "20")
+        for rank, fixed in (
+            ("OMPI_COMM_WORLD_RANK", {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": job}),
+            ("PMI_RANK", {"PMI_SIZE": "2", "SLURM_JOB_ID": job}),
+            ("SLURM_PROCID", {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": job, "SLURM_STEP_ID": "0"}),
+        ):
+            ranks = [start(*small, env={**fixed, rank: str(r)}) for r in range(2)]
+            outputs = [one.communicate(timeout=LIMIT) for one in ranks]
+            self.assertEqual([one.returncode for one in ranks], [0, 0], outputs)
+            self.assertIn("# 0 wrong", outputs[0][0])
+            self.assertEqual(outputs[1][0], "")
+            done = run(*small, "-g", "3", env={**fixed, rank: "0"})
+            self.assertEqual(done.returncode, 2)
+            self.assertIn("=2", done.stderr)
+            for command in ("check", "tune"):
+                done = run(command, env={**fixed, rank: "0"})
+                self.assertEqual(done.returncode, 2)
+                self.assertIn("run it once", done.stderr)
+        # A shell that srun or sbatch started is no rank.
+        for env in ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}):
+            done = run(*small, "-g", "2", env=env)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        for mpirun in ("mpirun.openmpi", "mpirun.mpich"):
+            if not shutil.which(mpirun):
+                continue
+            spare = ["--oversubscribe"] if mpirun == "mpirun.openmpi" else []
+            done = subprocess.run(
+                [mpirun, *spare, "-np", "2", TOOL, *small],
+                capture_output=True,
+                text=True,
+                timeout=LIMIT,
+                env={**CLEAN_ENV, **root},
+            )
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(done.stdout.count("# 0 wrong"), 1, done.stdout)
 
     def test_unsupported(self):
         for peers in ("nccl", "nccl-symm", "nccl,nccl-symm"):

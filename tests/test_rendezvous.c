@@ -250,10 +250,11 @@ static void names_are_free(int rank, int world_size, void *argument) {
         config.world_size = world_size;
         config.name = own_name("free");
         CHECK_OK(oh_group_plan_make(&config, &plan));
-        const oh_mesh_plan names = {.world_size = world_size, .name = plan.name};
+        const oh_mesh_plan names = {
+            .world_size = world_size, .name = plan.name, .replayed = plan.secret};
         for (int r = 0; r < world_size && rank == 0; r++) {
             struct sockaddr_un address;
-            socklen_t size = oh_mesh_address(&names, r, &address);
+            socklen_t size = oh_mesh_address(&names, r, oh_mesh_slot(&names), &address);
             int fd = oh_mesh_socket();
             if (bind(fd, (const struct sockaddr *)&address, size)) FAIL("rank %d's is taken", r);
             close(fd);

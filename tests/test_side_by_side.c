@@ -65,19 +65,22 @@ static int entries(const char *path) {
 static bool listed(const char *name, int rank) {
     onehop_group_config config = ONEHOP_CONFIG_INIT(onehop_group_config);
     oh_group_plan plan;
-    struct sockaddr_un address;
+    struct sockaddr_un now, before;
     char line[512];
     bool found = false;
     config.world_size = 2;
     const kit_name own = kit_own_name(name);
     config.name = own.text;
     CHECK_OK(oh_group_plan_make(&config, &plan));
-    const oh_mesh_plan mesh = {.rank = rank, .world_size = 2, .name = plan.name};
-    oh_mesh_address(&mesh, rank, &address);
+    const oh_mesh_plan mesh = {
+        .rank = rank, .world_size = 2, .name = plan.name, .replayed = plan.secret};
+    const uint64_t slot = oh_mesh_slot(&mesh);
+    oh_mesh_address(&mesh, rank, slot, &now);
+    oh_mesh_address(&mesh, rank, slot - 1, &before);
     FILE *file = fopen("/proc/net/unix", "re");
     CHECK(file != NULL);
     while (!found && fgets(line, sizeof line, file))
-        found = strstr(line, address.sun_path + 1) != NULL;
+        found = strstr(line, now.sun_path + 1) || strstr(line, before.sun_path + 1);
     fclose(file);
     return found;
 }
@@ -239,6 +242,8 @@ static void failed_set_ups(int rank, int world_size, void *argument) {
 static void deny_calls(void) {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_keyctl, 7, 0), /* and with it the user's secret */
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_add_key, 6, 0),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 434 /* pidfd_open */, 5, 0),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 438 /* pidfd_getfd */, 4, 0),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ptrace, 3, 0),
@@ -252,6 +257,8 @@ static void deny_calls(void) {
     CHECK_INT(0, prctl(PR_SET_DUMPABLE, 0, 0, 0, 0));
     CHECK_INT(0, prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
     CHECK(syscall(434, getpid(), 0) < 0 && errno == EPERM);
+    oh_id128 secret;
+    CHECK(!oh_user_secret(&secret));
 }
 
 static void in_sandbox(int rank, int world_size, void *argument) {

@@ -1,6 +1,5 @@
 """How ranks find each other: PyTorch's process groups, a name, or a function of the caller's."""
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -8,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from onehop._errors import ArgumentError, SetupError
+from onehop._errors import ArgumentError
 from onehop._types import Result
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -85,12 +84,6 @@ def rendezvous(group: Any, init_timeout: float | None) -> Rendezvous:
         return group
     distributed = dist.is_available() and dist.is_initialized()
     if group is None and not distributed:
-        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-            raise SetupError(
-                "no group: expected a process group, torch.distributed to be initialised, or RANK and WORLD_SIZE in "
-                "the environment as torchrun sets them",
-                Result.ENVIRONMENT,
-            )
         return Rendezvous(0, 0)  # the library reads the environment
     if distributed and group == dist.GroupMember.NON_GROUP_MEMBER:
         raise ArgumentError("group: expected one that this process is a member of", Result.RANK)

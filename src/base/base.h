@@ -77,7 +77,22 @@ void oh_sleep_us(unsigned us);
     X(LOCAL_WORLD_SIZE, "LOCAL_WORLD_SIZE", "int", "", "ranks on this host (torchrun)")            \
     X(MASTER_ADDR, "MASTER_ADDR", "string", "", "part of the default group name (torchrun)")       \
     X(MASTER_PORT, "MASTER_PORT", "string", "", "part of the default group name (torchrun)")       \
-    X(TORCHELASTIC_RUN_ID, "TORCHELASTIC_RUN_ID", "string", "", "part of the default group name")
+    X(TORCHELASTIC_RUN_ID, "TORCHELASTIC_RUN_ID", "string", "", "part of the default group name")  \
+    X(OMPI_RANK, "OMPI_COMM_WORLD_RANK", "int", "", "rank without RANK and WORLD_SIZE (Open MPI)") \
+    X(OMPI_SIZE, "OMPI_COMM_WORLD_SIZE", "int", "", "number of ranks then")                        \
+    X(OMPI_LOCAL_RANK, "OMPI_COMM_WORLD_LOCAL_RANK", "int", "", "GPU of this rank then")           \
+    X(OMPI_LOCAL_SIZE, "OMPI_COMM_WORLD_LOCAL_SIZE", "int", "", "ranks on this host then")         \
+    X(PMIX_NAMESPACE, "PMIX_NAMESPACE", "string", "", "part of the default group name then")       \
+    X(PMI_RANK, "PMI_RANK", "int", "", "else this and PMI_SIZE (MPICH, Intel MPI)")                \
+    X(PMI_SIZE, "PMI_SIZE", "int", "", "number of ranks then")                                     \
+    X(MPI_LOCALRANKID, "MPI_LOCALRANKID", "int", "", "GPU of this rank then")                      \
+    X(MPI_LOCALNRANKS, "MPI_LOCALNRANKS", "int", "", "ranks on this host then")                    \
+    X(SLURM_PROCID, "SLURM_PROCID", "int", "", "else this and SLURM_STEP_NUM_TASKS (srun)")        \
+    X(SLURM_TASKS, "SLURM_STEP_NUM_TASKS", "int", "", "number of ranks then")                      \
+    X(SLURM_LOCALID, "SLURM_LOCALID", "int", "", "GPU of this rank then")                          \
+    X(SLURM_NODES, "SLURM_STEP_NUM_NODES", "int", "", "hosts then; onehop serves one")             \
+    X(SLURM_JOB_ID, "SLURM_JOB_ID", "string", "", "part of the default group name then")           \
+    X(SLURM_STEP_ID, "SLURM_STEP_ID", "string", "", "part of the default group name then")
 
 typedef enum oh_env {
 #define OH_ENV_ENUM(id, name, type, default_text, meaning) OH_ENV_##id,
@@ -95,6 +110,22 @@ const oh_env_row *oh_env_describe(oh_env id);
 /* The variable's text, or NULL if it is unset or empty. */
 const char *oh_env_text(oh_env id);
 
+/* Who started this process as one of several, and the variables in which it says so. */
+typedef struct oh_launcher {
+    const char *name;
+    oh_env rank, size;
+    oh_env local_rank, local_size; /* size on this host; each may be unset */
+    oh_env hosts;                  /* OH_ENV_COUNT where local_size says it */
+    oh_env job[4];                 /* what tells its jobs apart, up to OH_ENV_COUNT */
+} oh_launcher;
+
+/* The first launcher, in the order of launcher.c, of which both rank and size are set; NULL:
+ * none. */
+const oh_launcher *oh_launcher_find(void);
+
+/* The local rank that a launcher gives; `fallback` without one. */
+onehop_result oh_launcher_local_rank(int64_t fallback, int64_t *local_rank_out);
+
 /* The variable as an integer in low..high; `fallback` if unset. Anything else is refused, naming
  * the variable, its value and what is accepted. */
 onehop_result oh_env_integer(oh_env id, int64_t low, int64_t high, int64_t fallback,
@@ -107,12 +138,12 @@ onehop_result oh_env_word(oh_env id, const char *const *words, int fallback, int
  * a later call, would read. To be called where a communicator is made. */
 onehop_result oh_env_check(void);
 
-/* Why multicast must not be used, as text: ONEHOP_MULTICAST is not 1, or a switch of NCCL or PyTorch
- * forbids it to the whole process. NULL: it may. */
+/* Why multicast must not be used, as text: ONEHOP_MULTICAST is not 1, or a switch of NCCL or
+ * PyTorch forbids it to the whole process. NULL: it may. */
 const char *oh_multicast_refusal(void);
 
-/* Opens a shared library whose name the user gives; NULL, and why. A path must be that of a regular file:
- * a pipe would make the loader wait for a writer. */
+/* Opens a shared library whose name the user gives; NULL, and why. A path must be that of a regular
+ * file: a pipe would make the loader wait for a writer. */
 void *oh_library_open(const char *name, char *why_out, size_t size);
 
 /* Copies a config struct of any earlier or later version: its first member, struct_size, is the
@@ -170,10 +201,14 @@ void oh_process_add_reset(void (*reset)(void));
         oh_process_add_reset(mutex##_in_child);                                                    \
     }
 
-/* "; RLIMIT_MEMLOCK is N bytes" for the sentence about memory that could not be locked or pinned, or
- * "" if the limit cannot be why: there is none. */
+/* "; RLIMIT_MEMLOCK is N bytes" for the sentence about memory that could not be locked or pinned,
+ * or "" if the limit cannot be why: there is none. */
 #define OH_MEMLOCK_BYTES 96
 const char *oh_memlock_hint(char text[OH_MEMLOCK_BYTES]);
+
+/* A random number that the processes of this user share and no other user can read. False where the
+ * kernel keeps none for us. */
+bool oh_user_secret(oh_id128 *secret_out);
 
 #define OH_LENGTH(array) (sizeof(array) / sizeof *(array))
 

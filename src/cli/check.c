@@ -298,6 +298,7 @@ int cli_check(int argc, char **argv) {
     default:
         break;
     }
+    if (perf_refuse_launcher() != CLI_OK) return CLI_USAGE;
     plan.corrupt = flags.corrupt > 0 ? (int)flags.corrupt : 0;
     if (!oh_env_text(OH_ENV_TIMEOUT_MS)) plan.timeout_ms = DEADLINE_MS;
     check_report *report =

@@ -91,25 +91,32 @@ static int64_t given(int64_t value, int64_t fallback) {
 
 /* ---- the plan ---- */
 
-/* RANK and WORLD_SIZE together make this process one rank of ranks that somebody else started. */
+/* A launcher may start this process for itself: then it starts its ranks itself, as without one. That
+ * RANK and WORLD_SIZE say it of a single one is meant. */
+static bool started_alone(const oh_launcher *by) {
+    return by->rank != OH_ENV_RANK && strcmp(oh_env_text(by->size), "1") == 0;
+}
+
+/* A launcher makes this process one rank of ranks that somebody else started. */
 static int plan_environment(perf_plan *plan, const perf_flags *flags) {
     const char *rank_text = oh_env_text(OH_ENV_RANK), *size_text = oh_env_text(OH_ENV_WORLD_SIZE);
+    const oh_launcher *by = oh_launcher_find();
     int64_t rank = -1, size = -1, local = 0;
     plan->env_rank = -1;
-    if (!rank_text && !size_text) return CLI_OK;
-    if (!rank_text || !size_text)
+    if (!by && (rank_text || size_text))
         return usage("%s is set without %s; torchrun sets both", rank_text ? "RANK" : "WORLD_SIZE",
                      rank_text ? "WORLD_SIZE" : "RANK");
-    if (oh_env_integer(OH_ENV_WORLD_SIZE, 1, ONEHOP_MAX_RANKS, -1, &size) != ONEHOP_OK ||
-        oh_env_integer(OH_ENV_RANK, 0, size - 1, -1, &rank) != ONEHOP_OK ||
-        oh_env_integer(OH_ENV_LOCAL_RANK, 0, size - 1, rank, &local) != ONEHOP_OK)
+    if (!by || started_alone(by)) return CLI_OK;
+    if (oh_env_integer(by->size, 1, ONEHOP_MAX_RANKS, -1, &size) != ONEHOP_OK ||
+        oh_env_integer(by->rank, 0, size - 1, -1, &rank) != ONEHOP_OK ||
+        oh_launcher_local_rank(rank, &local) != ONEHOP_OK)
         return usage("%s", onehop_last_error());
     if (flags->ranks >= 0 && flags->ranks != size)
-        return usage("-g %lld does not fit WORLD_SIZE=%lld", (long long)flags->ranks,
-                     (long long)size);
+        return usage("-g %lld does not fit %s=%lld", (long long)flags->ranks,
+                     oh_env_describe(by->size)->name, (long long)size);
     if (flags->layout > 0)
-        return usage("--layout %s: ranks started through RANK and WORLD_SIZE are processes",
-                     layout_words[flags->layout]);
+        return usage("--layout %s: ranks started by %s are processes", layout_words[flags->layout],
+                     by->name);
     plan->env_rank = (int)rank;
     plan->env_local_rank = (int)local;
     plan->world_size = (int)size;

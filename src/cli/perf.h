@@ -37,7 +37,7 @@ typedef struct perf_plan {
     int world_size;
     int ranks_per_device;
     int devices;  /* GPUs that this process sees */
-    int env_rank; /* >= 0: this process is one rank, started by torchrun or its like */
+    int env_rank; /* >= 0: this process is one rank, started by a launcher */
     int env_local_rank;
     char name[64]; /* of the group; "" takes the environment's */
     uint64_t min_bytes, max_bytes, factor;
@@ -204,6 +204,8 @@ void *perf_slice_out(const perf_rank *rank, perf_slices slices, uint64_t call);
  * copies of `user` unless its memory is shared, or threads. Both return an exit code and have
  * printed why. */
 extern const char *const perf_device_words[];
+/* For commands that start all ranks: not OK, and said, if this process is one of several. */
+int perf_refuse_launcher(void);
 /* A name for the group that nobody else has. */
 void perf_fresh_name(perf_plan *plan);
 void perf_command_line(int argc, char **argv, char *line, size_t size);

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 const char *const perf_device_words[] = {"auto", "cuda", "host", NULL};
 
@@ -25,6 +26,14 @@ int perf_find_device(perf_plan *plan, int64_t flag) {
     plan->devices = census.count;
     plan->device = census.count ? ONEHOP_DEVICE_CUDA : ONEHOP_DEVICE_HOST;
     return CLI_OK;
+}
+
+int perf_refuse_launcher(void) {
+    const oh_launcher *by = oh_launcher_find();
+    if (!by || strcmp(oh_env_text(by->size), "1") == 0) return CLI_OK;
+    return cli_fail(cli_command, CLI_USAGE,
+                    "starts its ranks itself, but was started as one of %s (%s, %s): run it once",
+                    oh_env_text(by->size), by->name, oh_env_describe(by->size)->name);
 }
 
 void perf_fresh_name(perf_plan *plan) {

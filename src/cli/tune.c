@@ -242,6 +242,7 @@ int cli_tune(int argc, char **argv) {
     default:
         break;
     }
+    if (perf_refuse_launcher() != CLI_OK) return CLI_USAGE;
     tune_report *report =
         mmap(NULL, sizeof *report, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (report == MAP_FAILED) return cli_fail(cli_command, CLI_UNSUPPORTED, "no shared memory");

@@ -9,7 +9,7 @@ enum device_word {
 
 static onehop_result open_gpu_of_rank(int count, int rank, oh_device **out) {
     int64_t local_rank;
-    onehop_result result = oh_env_integer(OH_ENV_LOCAL_RANK, 0, INT32_MAX, rank, &local_rank);
+    onehop_result result = oh_launcher_local_rank(rank, &local_rank);
     return result != ONEHOP_OK ? result : oh_cuda_device_open((int)(local_rank % count), out);
 }
 

@@ -20,8 +20,9 @@ static allocation *allocations; /* guarded by lock */
 static onehop_result open_device(onehop_device which, oh_device **out) {
     int64_t rank = 0;
     onehop_result result = ONEHOP_OK;
+    const oh_launcher *launcher = oh_launcher_find();
     if (which.kind == ONEHOP_DEVICE_AUTO)
-        result = oh_env_integer(OH_ENV_RANK, 0, INT32_MAX, 0, &rank);
+        result = oh_env_integer(launcher ? launcher->rank : OH_ENV_RANK, 0, INT32_MAX, 0, &rank);
     return result != ONEHOP_OK ? result : oh_device_open(which, (int)rank, out);
 }
 

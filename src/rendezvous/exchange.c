@@ -346,11 +346,14 @@ static void say_last_word(oh_run *run, onehop_result result) {
     if (!word.kind) {
         word = (oh_notice){.magic = OH_NOTICE_MAGIC,
                            .kind = OH_NOTICE_FAIL,
-                           .result = result == ONEHOP_ERR_INTERRUPTED ? ONEHOP_ERR_PEER_FAILED
-                                                                      : result,
+                           .result = result,
                            .origin = run->mesh->rank,
                            .culprit = run->culprit};
         memcpy(word.text, said, sizeof said);
+    }
+    if (result == ONEHOP_ERR_INTERRUPTED) { /* by its own hook; the peers are not interrupted */
+        word.result = ONEHOP_ERR_PEER_FAILED;
+        snprintf(word.text, sizeof word.text, "rank %d: %.470s", run->mesh->rank, said);
     }
     run->mesh->spoken = true;
     for (int i = 0; i < run->mesh->world_size; i++) {

@@ -71,6 +71,9 @@ static onehop_result open_by_name(onehop_group *group, const oh_group_plan *plan
     const oh_mesh_plan mesh_plan = {.rank = plan->rank,
                                     .world_size = plan->world_size,
                                     .name = plan->name,
+                                    .job = plan->job,
+                                    .guesses = !(plan->job.word[0] | plan->job.word[1]),
+                                    .replayed = plan->secret,
                                     .label = plan->label,
                                     .timeout_ms = plan->timeout_ms};
     if (mine) return oh_mesh_refuse(&mesh_plan, mine);

@@ -54,7 +54,9 @@ struct onehop_group {
 typedef struct oh_group_plan {
     int rank, world_size;
     uint32_t timeout_ms;
-    oh_id128 name;  /* hash of the name */
+    oh_id128 name;  /* hash of user, secret and name */
+    bool secret;    /* so that other users cannot know it */
+    oh_id128 job;   /* of a launcher; zero: not known */
     char label[80]; /* the name as messages print it */
     onehop_allgather_fn allgather;
     onehop_pass_fd_fn pass_fd;

@@ -60,11 +60,11 @@ onehop_result oh_mesh_system_error(int errno_value, int world_size, const char *
     bool full = errno_value == EMFILE || errno_value == EINVAL; /* EINVAL: poll's word for it */
     if (!full || getrlimit(RLIMIT_NOFILE, &limit))
         return oh_error_errno(ONEHOP_ERR_SYSTEM, errno_value, "cannot %s", what);
-    /* A socket and a pidfd per peer, the listener, one that knocks. */
+    /* A socket and a pidfd per peer, the listeners of two slots, one that knocks. */
     return oh_error_errno(ONEHOP_ERR_SYSTEM, errno_value,
                           "cannot %s: opening a group of %d ranks needs %d descriptors beside the "
                           "open ones, the limit (ulimit -n) is %llu",
-                          what, world_size, 2 * world_size, (unsigned long long)limit.rlim_cur);
+                          what, world_size, 2 * world_size + 1, (unsigned long long)limit.rlim_cur);
 }
 
 /* ---- words ----------------------------------------------------------------------------------- */

@@ -2,9 +2,9 @@
  * socket per peer, in the abstract namespace, so nothing is on disk and nothing is left behind.
  *
  * Opening, per rank r (mesh_open.c drives it):
- *   1. bind and listen on the name (user, 128-bit hash of the group's name, r);
+ *   1. bind and listen on the address of (group's name, r), a hash;
  *   2. connect to every lower rank, sending a hello; accept every higher rank; answer its hello;
- *   3. when all peers are known: close the listener, send READY to rank 0;
+ *   3. when all peers are known and no twin has come: close the listener, send READY to rank 0;
  *   4. rank 0, when all are ready, sends COMMIT to all; that is the moment the group exists.
  * So when an open returns success anywhere, nowhere a listener of that name is left, and the name
  * can be used again at once. And since one rank decides, success or failure is the same on all
@@ -14,6 +14,26 @@
  * A failure travels as a notice FAIL with its sentence (mesh_fail.c). Who fails, or hears of a
  * failure, tells every rank that it can reach, once, before it closes anything. So one sentence
  * reaches all, and the end of a rank that leaves because of another is never taken for the cause.
+ *
+ * Two jobs under one name. Who finds its address taken says to the holder that it is rank r too:
+ * they are twins. The holder has not said READY, so rank 0 has not committed, and no group comes of
+ * it: both fail, and both tell all ranks that they can reach, of either job. If the jobs are known
+ * by their launcher (job), a link between two of them is a failure of the same kind. If not,
+ * nothing tells rank 1 of job A from that of job B, and A's rank 0 may meet B's rank 1 before the
+ * other two come. So a rank then holds its address for OH_SETTLE_MS from its start at least, and
+ * also if it has heard of a twin by then: a group of ranks of two jobs is seen if any rank that was
+ * left out comes within that time of its twin, and is told by it. A group of the same processes as
+ * the last one of that name and rank need not wait: of a mixed one none can say so. Who comes later
+ * finds the address free. It is not held for longer, since the same processes may open the same
+ * name again at once, and a forked child that keeps a copy of a dead rank's listener would hold it
+ * against the job that is started anew.
+ *
+ * Other users. They can list all addresses in use, connect, and take those that are free. So the
+ * group's name is a hash that holds a secret of this user (base/secret.c) or is random, and nobody
+ * can know the address of a rank that does not listen yet. One that was seen could be taken when
+ * the name is used the next time: addresses of names that are not random change every OH_SLOT_MS,
+ * and a listener moves along. A rank that is stopped for longer loses its address; it notices
+ * before it is ready. What is connected is asked for its user first, by the kernel.
  *
  * After that the sockets carry frames (exchange.c) and show the end of a peer (liveness.c). A
  * notice may stand between two frames: FAIL is the last word of a rank whose exchange failed, LOST
@@ -65,6 +85,9 @@ typedef struct oh_mesh {
 typedef struct oh_mesh_plan {
     int rank, world_size;
     oh_id128 name;
+    oh_id128 job;  /* zero: not known */
+    bool guesses;  /* jobs are told apart by `name` alone, which a program may have written */
+    bool replayed; /* `name` is secret but may be used again: addresses change with time */
     const char *label;
     uint32_t timeout_ms;
 } oh_mesh_plan;

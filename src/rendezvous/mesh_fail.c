@@ -3,9 +3,11 @@
  * A rank knows some of its peers when it fails. It asks rank 0 first, whose word counts; then it
  * tells its members, whoever knocks at its listener, and, by a connection made for that, whoever
  * listens. Each that hears does the same, so that the cause reaches also those whom the first one
- * cannot see. Ranks that have not come are waited for, a while: without that they would wait for
- * us until their deadline. What remains are ranks that come later than that, and the death of a
- * rank that nobody has seen yet: those who wait can only wait. */
+ * cannot see. Ranks that have not come are waited for, a while: without that they would wait for us
+ * until their deadline. Where a rank has a twin, all who hear of it hold their addresses until they
+ * are settled (mesh.h), so that the ranks of both jobs hear it. What remains are ranks that come
+ * later than that, and the death of a rank that nobody has seen yet: those who wait can only
+ * wait. */
 #include "rendezvous/opening.h"
 
 #include <errno.h>
@@ -41,19 +43,22 @@ void oh_opening_fail_for_end(oh_opening *opening, int culprit) {
     opening->culprit = culprit;
 }
 
+void oh_opening_fail_for_twin(oh_opening *opening, long twin) {
+    if (opening->state == OH_FAILED) return;
+    oh_opening_fail_here(opening, oh_mesh_duplicate(opening, twin));
+}
+
 /* A failure to one who does not know us: a connection for these two messages, which stay readable
  * after its end. */
 static bool deliver(const oh_mesh_plan *plan, int rank, const oh_notice *notice) {
-    struct sockaddr_un address;
-    socklen_t size = oh_mesh_address(plan, rank, &address);
     long user = -1, pid = 0;
     oh_hello hello;
     int fd = oh_mesh_socket();
     if (fd < 0) return false;
     oh_mesh_greet(plan, &hello);
     hello.leaving = 1;
-    bool done = !connect(fd, (const struct sockaddr *)&address, size) &&
-                oh_mesh_same_user(fd, &user, &pid) && oh_mesh_write(fd, &hello, sizeof hello) &&
+    bool done = oh_mesh_reach(plan, rank, fd) && oh_mesh_same_user(fd, &user, &pid) &&
+                oh_mesh_write(fd, &hello, sizeof hello) &&
                 oh_mesh_write(fd, notice, sizeof *notice);
     close(fd);
     return done;
@@ -131,11 +136,13 @@ static bool tell(oh_opening *opening) {
 }
 
 static void hear_newcomers(oh_opening *opening) {
-    struct pollfd polls[1 + OH_GUESTS];
-    polls[0] = (struct pollfd){.fd = opening->listener, .events = POLLIN};
+    struct pollfd polls[2 + OH_GUESTS];
+    oh_mesh_move(opening);
+    for (int i = 0; i < 2; i++)
+        polls[i] = (struct pollfd){.fd = opening->listeners[i], .events = POLLIN};
     for (int i = 0; i < OH_GUESTS; i++)
-        polls[1 + i] = (struct pollfd){.fd = opening->guests[i].fd, .events = POLLIN};
-    if (oh_mesh_poll(polls, 1 + OH_GUESTS, OH_KNOCK_MS) < 0) oh_sleep_us(OH_KNOCK_MS * 1000);
+        polls[2 + i] = (struct pollfd){.fd = opening->guests[i].fd, .events = POLLIN};
+    if (oh_mesh_poll(polls, 2 + OH_GUESTS, OH_KNOCK_MS) < 0) oh_sleep_us(OH_KNOCK_MS * 1000);
     oh_guests_serve(opening);
     oh_guests_accept(opening);
 }
@@ -145,7 +152,13 @@ void oh_opening_spread(oh_opening *opening) {
     /* After a deadline nobody is waited for any longer. */
     uint64_t linger_ms = opening->result == ONEHOP_ERR_MISSING_PEER ? 0 : OH_LINGER_MS;
     uint64_t end = oh_clock_ns() + linger_ms * 1000000ull;
-    if (opening->listener >= 0) oh_guests_accept(opening);
-    while (!tell(opening) && oh_clock_ns() < end) hear_newcomers(opening);
+    uint64_t hold = opening->result == ONEHOP_ERR_DUPLICATE_RANK ? opening->settled_ns : 0;
+    oh_guests_accept(opening);
+    for (;;) {
+        bool all = tell(opening);
+        uint64_t now = oh_clock_ns();
+        if (now >= hold && (all || now >= end)) break;
+        hear_newcomers(opening);
+    }
     oh_guests_close(opening);
 }

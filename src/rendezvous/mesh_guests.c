@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define OH_ACCEPTS 1024 /* connections taken in one turn */
+
 void oh_guests_init(oh_opening *opening) {
     for (int i = 0; i < OH_GUESTS; i++) opening->guests[i].fd = -1;
 }
@@ -31,8 +33,7 @@ static oh_guest *make_room(oh_opening *opening) {
 static void welcome(oh_opening *opening, int fd) {
     long user = -1, pid = 0;
     if (!oh_mesh_same_user(fd, &user, &pid)) {
-        oh_log(ONEHOP_LOG_WARN, "rank %d: dropped a connection of user %ld", opening->plan->rank,
-               user);
+        oh_mesh_note_foreigner(opening, user);
         close(fd);
         return;
     }
@@ -43,10 +44,10 @@ static void welcome(oh_opening *opening, int fd) {
     oh_guest_serve(opening, guest); /* a rank's hello is there already */
 }
 
-void oh_guests_accept(oh_opening *opening) {
+static void accept_from(oh_opening *opening, int listener) {
     /* Bounded, so that a flood of connections cannot keep us from the deadline. */
-    for (int i = 0; i < OH_GUESTS && opening->state != OH_READY; i++) {
-        int fd = oh_fd_high(accept4(opening->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    for (int i = 0; i < OH_ACCEPTS && opening->state != OH_READY; i++) {
+        int fd = oh_fd_high(accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
         if (fd >= 0) {
             welcome(opening, fd);
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
@@ -59,26 +60,27 @@ void oh_guests_accept(oh_opening *opening) {
     }
 }
 
-/* Another process with our rank: it learns from our hello that the rank is taken. */
-static void refuse_duplicate(oh_opening *opening, oh_guest *guest) {
+void oh_guests_accept(oh_opening *opening) {
+    for (int i = 0; i < 2; i++)
+        if (opening->listeners[i] >= 0) accept_from(opening, opening->listeners[i]);
+}
+
+/* Another process with our rank. It learns from our hello that the rank is taken. */
+static void meet_twin(oh_opening *opening, oh_guest *guest) {
     long user = -1, pid = 0;
     oh_mesh_same_user(guest->fd, &user, &pid);
-    if (opening->duplicate != pid) /* once, not at each of its attempts */
-        oh_log(ONEHOP_LOG_WARN,
-               "rank %d of group \"%s\": process %ld claims the same rank and is refused",
-               opening->plan->rank, opening->plan->label, pid);
-    opening->duplicate = pid;
     oh_mesh_write(guest->fd, &opening->hello, sizeof opening->hello);
+    oh_opening_fail_for_twin(opening, pid);
 }
 
 /* Of a rank that is already there this is its next attempt, come before the end of the last one was
- * seen; it will try again. A lower rank, to which we connect ourselves, comes only to tell of a
- * failure. */
+ * seen; it will try again. Of a rank that was told of a failure it is another process, which is to
+ * be told too. A lower rank, to which we connect ourselves, comes only to tell of a failure. */
 static bool expected(const oh_opening *opening, const oh_hello *hello) {
     if (hello->rank < 0 || hello->rank >= ONEHOP_MAX_RANKS) return false;
-    oh_link_state state = opening->links[hello->rank].state;
-    if (hello->rank > opening->plan->rank) return state == OH_LINK_ABSENT;
-    return hello->rank < opening->plan->rank && hello->leaving && state != OH_LINK_MEMBER;
+    const oh_link *link = &opening->links[hello->rank];
+    if (hello->rank > opening->plan->rank) return link->state == OH_LINK_ABSENT || link->told;
+    return hello->rank < opening->plan->rank && hello->leaving && link->state != OH_LINK_MEMBER;
 }
 
 void oh_guest_serve(oh_opening *opening, oh_guest *guest) {
@@ -87,7 +89,7 @@ void oh_guest_serve(oh_opening *opening, oh_guest *guest) {
     if (got == OH_READ_PARTIAL) return;
     int own = opening->plan->rank, rank = hello->rank;
     bool valid = got == OH_READ_COMPLETE && oh_mesh_valid_hello(opening, hello);
-    if (valid && rank == own) refuse_duplicate(opening, guest);
+    if (valid && rank == own) meet_twin(opening, guest);
     if (!valid || !expected(opening, hello)) {
         dismiss(guest);
         return;
@@ -111,12 +113,22 @@ void oh_guests_serve(oh_opening *opening) {
         if (opening->guests[i].fd >= 0) oh_guest_serve(opening, &opening->guests[i]);
 }
 
+void oh_guests_close_listener(oh_opening *opening, int which) {
+    const int fd = opening->listeners[which];
+    if (fd < 0) return;
+    /* Shut down first: a copy in a forked child must not let peers connect to nobody. */
+    shutdown(fd, SHUT_RDWR);
+    close(fd);
+    opening->listeners[which] = -1;
+}
+
 void oh_guests_close(oh_opening *opening) {
     for (int i = 0; i < OH_GUESTS; i++)
         if (opening->guests[i].fd >= 0) dismiss(&opening->guests[i]);
-    if (opening->listener < 0) return;
-    /* Shut down first: a copy in a forked child must not let peers connect to nobody. */
-    shutdown(opening->listener, SHUT_RDWR);
-    close(opening->listener);
-    opening->listener = -1;
+    for (int i = 0; i < 2; i++) oh_guests_close_listener(opening, i);
+    if (opening->foreign_calls > 1)
+        oh_log(ONEHOP_LOG_WARN, "rank %d of group \"%s\": user %ld, or others, %u times in all",
+               opening->plan->rank, opening->plan->label, opening->foreign_user,
+               opening->foreign_calls);
+    opening->foreign_calls = 0;
 }

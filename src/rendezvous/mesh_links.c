@@ -22,8 +22,6 @@ static void retry_later(oh_link *link) {
 
 void oh_link_connect(oh_opening *opening, int rank) {
     oh_link *link = &opening->links[rank];
-    struct sockaddr_un address;
-    socklen_t size = oh_mesh_address(opening->plan, rank, &address);
     long user = -1, pid = 0;
     link->fd = oh_mesh_socket();
     if (link->fd < 0) {
@@ -32,10 +30,10 @@ void oh_link_connect(oh_opening *opening, int rank) {
         return;
     }
     /* Refused: nobody listens yet. EAGAIN: its queue is full. */
-    if (connect(link->fd, (const struct sockaddr *)&address, size)) {
+    if (!oh_mesh_reach(opening->plan, rank, link->fd)) {
         retry_later(link);
     } else if (!oh_mesh_same_user(link->fd, &user, &pid)) {
-        opening->foreign_user = user;
+        oh_mesh_note_foreigner(opening, user);
         retry_later(link);
     } else if (!oh_mesh_write(link->fd, &opening->hello, sizeof opening->hello)) {
         retry_later(link);
@@ -78,6 +76,22 @@ static void fail_for_difference(oh_opening *opening, const oh_hello *other) {
     oh_opening_fail(opening, opening->plan->rank, ONEHOP_ERR_DISAGREEMENT, text);
 }
 
+static bool other_job(const oh_hello *own, const oh_hello *other) {
+    const oh_id128 none = {{0, 0}};
+    return !oh_id128_equal(own->job, none) && !oh_id128_equal(other->job, none) &&
+           !oh_id128_equal(own->job, other->job);
+}
+
+static void fail_for_other_job(oh_opening *opening, int rank) {
+    char text[sizeof opening->text];
+    const int own = opening->plan->rank;
+    snprintf(text, sizeof text,
+             "ranks %d and %d of group \"%s\" belong to different jobs of their launcher: two jobs "
+             "use this name",
+             own < rank ? own : rank, own < rank ? rank : own, opening->plan->label);
+    oh_opening_fail(opening, own, ONEHOP_ERR_DISAGREEMENT, text);
+}
+
 /* The peer's hello has come and ours has gone out. */
 void oh_link_join(oh_opening *opening, int rank, int fd, const oh_hello *hello) {
     const oh_hello *own = &opening->hello;
@@ -87,11 +101,14 @@ void oh_link_join(oh_opening *opening, int rank, int fd, const oh_hello *hello) 
     link->pidfd = -1;
     link->fd = fd;
     link->fill = 0;
+    link->told = false;
     link->state = OH_LINK_MEMBER; /* also of one that disagrees: it is told like the others */
     link->process = hello->process;
     if (hello->major != own->major || hello->minor != own->minor ||
         hello->world_size != own->world_size)
         fail_for_difference(opening, hello);
+    else if (other_job(own, hello))
+        fail_for_other_job(opening, rank);
     else if (!oh_id128_equal(hello->process, own->process))
         link->pidfd = oh_pidfd_of_peer(fd);
 }

@@ -18,6 +18,7 @@ void oh_mesh_greet(const oh_mesh_plan *plan, oh_hello *hello_out) {
                             .rank = plan->rank,
                             .world_size = plan->world_size,
                             .name = plan->name,
+                            .job = plan->job,
                             .boot = oh_identity_boot(),
                             .netns = oh_identity_netns()};
 }
@@ -25,7 +26,10 @@ void oh_mesh_greet(const oh_mesh_plan *plan, oh_hello *hello_out) {
 static onehop_result begin(oh_opening *opening, const oh_mesh_plan *plan) {
     opening->plan = plan;
     opening->deadline_ns = oh_clock_ns() + (uint64_t)plan->timeout_ms * 1000000u;
-    opening->listener = -1;
+    opening->listeners[0] = opening->listeners[1] = -1;
+    const uint64_t settle_ms =
+        plan->timeout_ms / 4 < OH_SETTLE_MS ? plan->timeout_ms / 4 : OH_SETTLE_MS;
+    opening->settled_ns = oh_clock_ns() + (plan->guesses ? settle_ms * 1000000u : 0);
     opening->foreign_user = -1;
     oh_guests_init(opening);
     for (int i = 0; i < ONEHOP_MAX_RANKS; i++) opening->links[i].fd = opening->links[i].pidfd = -1;
@@ -43,9 +47,19 @@ static uint64_t end_ns(const oh_opening *opening) {
     return opening->deadline_ns + (waits ? OH_DECISION_MS * 1000000ull : 0);
 }
 
-/* Lower ranks are connected to when their time has come; returns when the next is due. */
-static uint64_t connect_due(oh_opening *opening) {
-    uint64_t next = end_ns(opening);
+static bool all_known(const oh_opening *opening) {
+    for (int i = 0; i < opening->plan->world_size; i++)
+        if (i != opening->plan->rank && opening->links[i].state != OH_LINK_MEMBER) return false;
+    return true;
+}
+
+/* What the clock asks for; returns when it asks next. Lower ranks are connected to when their time
+ * has come. */
+static uint64_t do_due(oh_opening *opening) {
+    uint64_t next = end_ns(opening), moves = oh_mesh_move(opening);
+    if (moves < next) next = moves;
+    const bool settles = opening->state == OH_GATHERING && opening->settled_ns > oh_clock_ns();
+    if (settles && all_known(opening) && opening->settled_ns < next) next = opening->settled_ns;
     for (int i = 0; i < opening->plan->rank && opening->state == OH_GATHERING; i++) {
         oh_link *link = &opening->links[i];
         if (link->state == OH_LINK_ABSENT && link->retry_ns <= oh_clock_ns())
@@ -62,11 +76,11 @@ static bool heard(const oh_opening *opening, int rank) {
     return opening->state == OH_GATHERING || opening->plan->rank == 0 || rank == 0;
 }
 
-/* polls: sockets of ranks, pidfds of ranks, listener, guests. */
+/* polls: sockets of ranks, pidfds of ranks, listeners, guests. */
 enum {
     AT_PIDFDS = ONEHOP_MAX_RANKS,
     AT_LISTENER = 2 * ONEHOP_MAX_RANKS,
-    AT_GUESTS,
+    AT_GUESTS = AT_LISTENER + 2,
     POLLS = AT_GUESTS + OH_GUESTS
 };
 
@@ -78,7 +92,7 @@ static void prepare_polls(const oh_opening *opening, struct pollfd *polls) {
         polls[AT_PIDFDS + i].fd = opening->links[i].pidfd;
         if (!heard(opening, i)) polls[i].events = POLLRDHUP;
     }
-    polls[AT_LISTENER].fd = opening->listener;
+    for (int i = 0; i < 2; i++) polls[AT_LISTENER + i].fd = opening->listeners[i];
     for (int i = 0; i < OH_GUESTS; i++) polls[AT_GUESTS + i].fd = opening->guests[i].fd;
 }
 
@@ -95,7 +109,9 @@ static void serve(oh_opening *opening, const struct pollfd *polls) {
     }
     for (int i = 0; i < OH_GUESTS && opening->state == OH_GATHERING; i++)
         if (polls[AT_GUESTS + i].revents) oh_guest_serve(opening, &opening->guests[i]);
-    if (polls[AT_LISTENER].revents && opening->state == OH_GATHERING) oh_guests_accept(opening);
+    if ((polls[AT_LISTENER].revents || polls[AT_LISTENER + 1].revents) &&
+        opening->state == OH_GATHERING)
+        oh_guests_accept(opening);
 }
 
 static void wait_and_serve(oh_opening *opening, uint64_t until_ns) {
@@ -112,12 +128,6 @@ static void wait_and_serve(oh_opening *opening, uint64_t until_ns) {
 
 /* ---- the decision ---------------------------------------------------------------------------- */
 
-static bool all_known(const oh_opening *opening) {
-    for (int i = 0; i < opening->plan->world_size; i++)
-        if (i != opening->plan->rank && opening->links[i].state != OH_LINK_MEMBER) return false;
-    return true;
-}
-
 static void commit_if_all_ready(oh_opening *opening) {
     int world_size = opening->plan->world_size;
     for (int i = 1; i < world_size; i++)
@@ -128,16 +138,25 @@ static void commit_if_all_ready(oh_opening *opening) {
     opening->state = OH_COMMITTED;
 }
 
+/* No twin has come in time, or none can, see mesh.h. */
+static bool settled(const oh_opening *opening) {
+    return oh_mesh_holds_address(opening) &&
+           (oh_clock_ns() >= opening->settled_ns || oh_mesh_met_before(opening));
+}
+
+static void get_ready(oh_opening *opening) {
+    /* Whoever knocks for our rank at this moment still gets its answer. */
+    oh_guests_accept(opening);
+    if (opening->state != OH_GATHERING) return;
+    oh_guests_close(opening);
+    opening->state = OH_READY;
+    opening->said_ready = true;
+    oh_link_notify(opening, 0, OH_NOTICE_READY);
+}
+
 static void advance(oh_opening *opening) {
-    if (opening->state == OH_GATHERING && all_known(opening)) {
-        /* Whoever knocks for our rank at this moment still gets its answer. */
-        oh_guests_accept(opening);
-        if (opening->state == OH_FAILED) return;
-        oh_guests_close(opening);
-        opening->state = OH_READY;
-        opening->said_ready = true;
-        oh_link_notify(opening, 0, OH_NOTICE_READY);
-    }
+    if (opening->state == OH_GATHERING && all_known(opening) && settled(opening))
+        get_ready(opening);
     if (opening->state == OH_READY && opening->plan->rank == 0) commit_if_all_ready(opening);
 }
 
@@ -151,18 +170,14 @@ static void fail_for_missing(oh_opening *opening) {
         if (!opening->links[i].ready && (plan->rank == 0 || i == 0)) unready |= 1u << i;
     }
     oh_list_ranks(absent ? absent : unready, names, sizeof names);
-    if (opening->duplicate)
-        snprintf(more, sizeof more, "; process %ld claimed rank %d as well and was refused",
-                 opening->duplicate, plan->rank);
-    else if (opening->foreign_user >= 0)
-        snprintf(more, sizeof more, "; user %ld holds the socket name of a missing rank",
-                 opening->foreign_user);
+    if (opening->foreign_user >= 0)
+        snprintf(more, sizeof more, "; user %ld reached for their sockets", opening->foreign_user);
     snprintf(
         text, sizeof text,
-        "%s of group \"%s\" (world size %d) did not %s within %u ms; rank %d waited in network "
-        "namespace %llu, and names do not cross network namespaces%s",
+        "%s of group \"%s\" (world size %d) did not %s within %u ms; rank %d waited as user %ld in "
+        "network namespace %llu, and names cross neither users nor namespaces%s",
         names, plan->label, plan->world_size, absent ? "arrive" : "get ready", plan->timeout_ms,
-        plan->rank, (unsigned long long)opening->hello.netns, more);
+        plan->rank, (long)geteuid(), (unsigned long long)opening->hello.netns, more);
     oh_opening_fail(opening, plan->rank, ONEHOP_ERR_MISSING_PEER, text);
 }
 
@@ -196,6 +211,7 @@ static void hand_over(const oh_opening *opening, oh_mesh *mesh_out) {
         mesh_out->processes[i] = opening->links[i].process;
     }
     mesh_out->processes[mesh_out->rank] = opening->hello.process;
+    oh_mesh_remember(opening, mesh_out);
     oh_log(ONEHOP_LOG_INFO, "rank %d: group \"%s\" of %d ranks is open", mesh_out->rank,
            opening->plan->label, mesh_out->world_size);
 }
@@ -211,8 +227,10 @@ static onehop_result run(oh_opening *opening, oh_mesh *mesh_out) {
     while (opening->state == OH_GATHERING || opening->state == OH_READY) {
         /* Looked at before the sockets: what came before the deadline counts. */
         uint64_t now = oh_clock_ns();
-        opening->deadline_ns += oh_wait_pause_ns(&looked, now);
-        wait_and_serve(opening, connect_due(opening));
+        const uint64_t pause_ns = oh_wait_pause_ns(&looked, now);
+        opening->deadline_ns += pause_ns;
+        opening->settled_ns += pause_ns;
+        wait_and_serve(opening, do_due(opening));
         advance(opening);
         hear_hook(opening);
         if (now >= end_ns(opening) &&
@@ -231,11 +249,7 @@ onehop_result oh_mesh_open(const oh_mesh_plan *plan, oh_mesh *mesh_out) {
     if (!opening)
         return oh_mesh_refuse(plan, oh_error(ONEHOP_ERR_MEMORY, "no memory to open a group"));
     onehop_result result = begin(opening, plan);
-    /* Of a rank that is there twice the others hear from the one that they know. */
-    if (result && result != ONEHOP_ERR_DUPLICATE_RANK)
-        oh_mesh_refuse(plan, result);
-    else if (!result)
-        result = run(opening, mesh_out);
+    result = result ? oh_mesh_refuse(plan, result) : run(opening, mesh_out);
     free(opening);
     return result;
 }
