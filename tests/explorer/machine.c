@@ -7,7 +7,9 @@
  * nobody sees it; reading a slot that has data: only a store into that slot does not commute, and
  * that store is an error whether the slot has been read or not, as long as its re-arming is not
  * visible, which remains a step of its own; reading an epoch word to which nobody else stores
- * between the same two barriers. */
+ * between the same two barriers. Where ranks give up, a wait is always a step of its own. A store
+ * that nobody can read any more becomes visible at once there: without that, most states would
+ * differ in the stores of dead ranks alone. */
 #include "machine.h"
 
 #include <stdio.h>
@@ -26,6 +28,9 @@ typedef struct state {
     uint16_t at[MOST_THREADS];
     uint8_t epoch[MOST_THREADS];
     uint8_t pendings[MOST_THREADS];
+    uint8_t named[MOST_THREADS]; /* 0, or has given up: number of the call that its verdict names */
+    uint8_t tainted[MOST_THREADS]; /* 1 + the first wrong word that it has read */
+    uint8_t strays[MOST_THREADS];  /* stores to peers' programs with given_up set */
     uint16_t value[MOST_WORDS];
     uint8_t unread[MOST_WORDS];
     pending pending[MOST_THREADS][MOST_PENDING];
@@ -33,8 +38,9 @@ typedef struct state {
 
 typedef struct frame {
     state at;
-    int thread,
-        choice;   /* the step taken last; choice 0: the thread reads, i: its pending store i-1 */
+    /* The step taken last. Choice 0: the thread reads; i: its pending store i-1; one more: it gives
+     * up. */
+    int thread, choice;
     bool stepped; /* any taken yet */
 } frame;
 
@@ -43,6 +49,7 @@ typedef struct search {
     bool private_word[MOST_WORDS]; /* one thread alone uses it: no need to delay */
     bool alone[MOST_THREADS]
               [MOST_OPS]; /* OP_EPOCH: nobody else stores there between the same two barriers */
+    int last_read[MOST_THREADS][MOST_WORDS]; /* op number, -1 if there is none */
     uint64_t *seen;
     uint64_t seen_room, seen_count;
     frame *stack;
@@ -136,6 +143,8 @@ static bool become_visible(search *s, state *x, int t, int i) {
 
 static bool may_read(const machine *m, const state *x, int t, const op *o, uint16_t value) {
     switch (o->kind) {
+    case OP_AWAIT_WORD:
+        return value == WORD(o->tag, x->epoch[t]);
     case OP_AWAIT_DATA:
         return value != 0;
     case OP_AWAIT_EPOCH:
@@ -156,17 +165,53 @@ static bool guard_is_quiet(const machine *m, const state *x, int t, const op *o)
     return true;
 }
 
+/* Number of the call that the first verdict on the rank's page names, of those that end `call`. */
+static unsigned verdict_on(const machine *m, const state *x, int t, int call, int spared_from) {
+    const int page = m->verdicts + m->threads[t].rank * m->world;
+    for (int w = page; w < page + m->world; w++) {
+        const unsigned named = EPOCH_OF(x->value[w]);
+        if (named && (int)named < call + 1 + spared_from) return named;
+    }
+    return 0;
+}
+
+static bool may_give_up(const machine *m, const state *x, int t, const op *o) {
+    if (!o->otherwise || o->kind < OP_AWAIT_DATA || o->kind > OP_AWAIT_WORD) return false;
+    return m->gives_up >> m->threads[t].rank & 1 || verdict_on(m, x, t, o->call, m->spared_from);
+}
+
+/* OP_LOOK, OP_VERDICT, OP_FAIL */
+static void look(const machine *m, state *x, int t, const op *o) {
+    bool goes = false;
+    if (o->kind == OP_LOOK) {
+        goes = value_seen(x, t, o->word) != 0;
+    } else if (o->kind == OP_VERDICT) {
+        goes = verdict_on(m, x, t, o->call, m->spared_from) != 0;
+    } else {
+        const unsigned own = o->call + 1u, found = verdict_on(m, x, t, 0, MOST_CALLS);
+        x->named[t] = (uint8_t)(found && found < own ? found : own);
+        x->tainted[t] = 0;
+    }
+    x->at[t] = goes ? o->otherwise : (uint16_t)(x->at[t] + 1);
+}
+
 /* False: an error, noted. */
 static bool read_word(search *s, state *x, int t, const op *o) {
     const unsigned word = word_of(x, t, o);
     const uint16_t value = value_seen(x, t, word);
+    if (o->kind >= OP_LOOK) {
+        look(s->m, x, t, o);
+        return true;
+    }
     if (o->kind == OP_EPOCH) {
         x->epoch[t] = (uint8_t)epoch_after(s->m, EPOCH_OF(value));
     } else if (o->kind == OP_GUARD) {
         if (!guard_is_quiet(s->m, x, t, o))
             return fail(s, FALSE_ALARM, s->m, t, "guard at", word, value, 0);
     } else if (o->kind != OP_AWAIT_STEPS && TAG_OF(value) != o->tag) {
-        return fail(s, READS_WRONG, s->m, t, "reads", word, value, WORD(o->tag, 0));
+        if (!x->tainted[t]) x->tainted[t] = (uint8_t)(word + 1);
+        if (!o->program_memory)
+            return fail(s, READS_WRONG, s->m, t, "reads", word, value, WORD(o->tag, 0));
     }
     x->unread[word] &= (uint8_t)~(1u << s->m->threads[t].rank);
     x->at[t]++;
@@ -186,14 +231,22 @@ static bool all_past(const machine *m, const state *x, int t, const op *o) {
     return true;
 }
 
-static void issue_store(const search *s, state *x, int t, const op *o) {
+/* False: an error, noted. */
+static bool issue_store(search *s, state *x, int t, const op *o) {
     const unsigned epoch = x->epoch[t] + o->flips;
-    const pending p = {WORD(o->tag, o->with_epoch ? epoch & EPOCH_MASK : 0u),
-                       (uint8_t)word_of(x, t, o), o->readers, o->release};
+    pending p = {WORD(o->tag, o->with_epoch ? epoch & EPOCH_MASK : 0u), (uint8_t)word_of(x, t, o),
+                 o->readers, o->release};
+    if (o->with_verdict) p.value = WORD(o->tag, x->named[t]);
+    if (o->program_memory && x->tainted[t]) p.value = POISON;
+    if (o->program_memory && x->value[s->m->given_up + s->m->threads[t].rank] &&
+        ++x->strays[t] >= s->m->world)
+        return fail(s, OVERWRITES, s->m, t, "goes on storing to", p.word, x->value[p.word],
+                    p.value);
     if (s->private_word[p.word])
         x->value[p.word] = p.value;
     else
         append(x, t, p);
+    return true;
 }
 
 typedef enum step {
@@ -208,7 +261,7 @@ static step step_at_once(search *s, state *x, int t) {
     const op *o = &p->ops[x->at[t]];
     switch (o->kind) {
     case OP_STORE:
-        issue_store(s, x, t, o);
+        if (!issue_store(s, x, t, o)) return AN_ERROR;
         break;
     case OP_FENCE:
         append(x, t, (pending){0, MARKER, 0, false});
@@ -221,13 +274,23 @@ static step step_at_once(search *s, state *x, int t) {
     case OP_END:
         drop_markers(x, t);
         if (x->pendings[t]) return NO_STEP;
+        if (x->tainted[t]) {
+            const unsigned word = x->tainted[t] - 1u;
+            (void)fail(s, READS_WRONG, s->m, t, "ends well with wrong data of", word,
+                       x->value[word], 0);
+            return AN_ERROR;
+        }
         x->epoch[t] = 0;
         break;
+    case OP_JUMP:
+        x->at[t] = o->otherwise;
+        return A_STEP;
     case OP_EPOCH:
         if (s->m->branches_on_all || !s->alone[t][x->at[t]]) return NO_STEP;
         return read_word(s, x, t, o) ? A_STEP : AN_ERROR;
     case OP_AWAIT_DATA:
-        if (s->m->branches_on_all || !may_read(s->m, x, t, o, value_seen(x, t, word_of(x, t, o))))
+        if (s->m->branches_on_all || o->otherwise ||
+            !may_read(s->m, x, t, o, value_seen(x, t, word_of(x, t, o))))
             return NO_STEP;
         return read_word(s, x, t, o) ? A_STEP : AN_ERROR;
     default:
@@ -235,6 +298,25 @@ static step step_at_once(search *s, state *x, int t) {
     }
     x->at[t]++;
     return A_STEP;
+}
+
+/* May a thread other than t still read the word? One in the ops of giving up may go back. */
+static bool is_read_later(const search *s, const state *x, int t, unsigned word) {
+    for (int i = 0; i < s->m->thread_count; i++) {
+        const program *p = &s->m->threads[i];
+        const int last = s->last_read[i][word];
+        if (i == t || last < 0 || x->at[i] == p->count) continue;
+        if (x->at[i] >= p->normal_count || last >= x->at[i]) return true;
+    }
+    return false;
+}
+
+static step show_unread(search *s, state *x, int t) {
+    if (!s->m->gives_up || s->m->branches_on_all) return NO_STEP;
+    for (int i = 0; i < x->pendings[t]; i++)
+        if (may_become_visible(s->m, x, t, i) && !is_read_later(s, x, t, x->pending[t][i].word))
+            return become_visible(s, x, t, i) ? A_STEP : AN_ERROR;
+    return NO_STEP;
 }
 
 /* False: an error, noted. */
@@ -245,6 +327,7 @@ static bool settle(search *s, state *x) {
         for (int t = 0; t < s->m->thread_count; t++) {
             step taken;
             while ((taken = step_at_once(s, x, t)) == A_STEP) moved = true;
+            if (taken == NO_STEP && (taken = show_unread(s, x, t)) == A_STEP) moved = true;
             if (taken == AN_ERROR) return false;
         }
     }
@@ -278,6 +361,9 @@ static uint64_t fingerprint(const machine *m, const state *x) {
     uint64_t h = stir_bytes(0x243f6a8885a308d3ull, x->at, sizeof x->at[0] * threads);
     h = stir_bytes(h, x->epoch, threads);
     h = stir_bytes(h, x->pendings, threads);
+    h = stir_bytes(h, x->named, threads);
+    h = stir_bytes(h, x->tainted, threads);
+    h = stir_bytes(h, x->strays, threads);
     h = stir_bytes(h, x->value, sizeof x->value[0] * words);
     h = stir_bytes(h, x->unread, words);
     for (size_t t = 0; t < threads; t++)
@@ -331,31 +417,33 @@ static frame *push_frame(search *s) {
     return f;
 }
 
+static bool is_possible(const machine *m, const state *x, int t, int choice) {
+    if (choice > 0 && choice <= x->pendings[t]) return may_become_visible(m, x, t, choice - 1);
+    if (x->at[t] == m->threads[t].count) return false;
+    const op *o = &m->threads[t].ops[x->at[t]];
+    if (choice > 0) return may_give_up(m, x, t, o);
+    /* What settle has left of these waits at a barrier. */
+    if (o->kind == OP_START || o->kind == OP_MEET || o->kind == OP_END) return false;
+    return may_read(m, x, t, o, value_seen(x, t, word_of(x, t, o)));
+}
+
 /* The next possible step of a state, from {thread, choice} on. False: there is none. */
 static bool find_step(const search *s, frame *f) {
-    const machine *m = s->m;
-    for (; f->thread < m->thread_count; f->thread++, f->choice = 0) {
-        const int t = f->thread;
-        const state *x = &f->at;
-        for (; f->choice <= x->pendings[t]; f->choice++) {
-            if (f->choice > 0) {
-                if (may_become_visible(m, x, t, f->choice - 1)) return true;
-                continue;
-            }
-            if (x->at[t] == m->threads[t].count) continue;
-            const op *o = &m->threads[t].ops[x->at[t]];
-            /* What settle has left of these waits at a barrier. */
-            if (o->kind == OP_START || o->kind == OP_MEET || o->kind == OP_END) continue;
-            if (may_read(s->m, x, t, o, value_seen(x, t, word_of(x, t, o)))) return true;
-        }
-    }
+    for (; f->thread < s->m->thread_count; f->thread++, f->choice = 0)
+        for (; f->choice <= f->at.pendings[f->thread] + 1; f->choice++)
+            if (is_possible(s->m, &f->at, f->thread, f->choice)) return true;
     return false;
 }
 
 static bool take_step(search *s, const frame *f, state *x) {
     const int t = f->thread;
+    const op *o = &s->m->threads[t].ops[x->at[t]];
+    if (f->choice > x->pendings[t]) {
+        x->at[t] = o->otherwise;
+        return true;
+    }
     if (f->choice > 0) return become_visible(s, x, t, f->choice - 1);
-    return read_word(s, x, t, &s->m->threads[t].ops[x->at[t]]);
+    return read_word(s, x, t, o);
 }
 
 /* No step is left. False: it is not the end that was hoped for. */
@@ -368,9 +456,23 @@ static bool ends_well(search *s, const state *x) {
             return fail(s, DEADLOCKS, m, t, "waits at", word, x->value[word],
                         WORD(o->tag, x->epoch[t]));
         }
+    for (int t = 0; t < m->thread_count; t++)
+        if (x->named[t]) return true;
     for (int w = 0; w < m->slot_words; w++)
         if (x->value[w]) return fail(s, UNARMED, m, 0, "in the end", (unsigned)w, x->value[w], 0);
     return true;
+}
+
+static void print_read(const search *s, const frame *f) {
+    const op *o = &s->m->threads[f->thread].ops[f->at.at[f->thread]];
+    const unsigned word = word_of(&f->at, f->thread, o);
+    const uint16_t value = value_seen(&f->at, f->thread, word);
+    if (o->kind == OP_VERDICT)
+        printf("looks for verdicts\n");
+    else if (o->kind == OP_FAIL)
+        printf("fails\n");
+    else
+        printf("reads %u.%u from %s\n", TAG_OF(value), EPOCH_OF(value), s->m->names[word]);
 }
 
 static void print_way(const search *s) {
@@ -379,18 +481,32 @@ static void print_way(const search *s) {
         const program *p = &s->m->threads[f->thread];
         if (f->thread == s->m->thread_count) continue;
         printf("    rank %d block %d thread %d: ", p->rank, p->block, p->thread);
+        if (f->choice > f->at.pendings[f->thread]) {
+            printf("gives up\n");
+            continue;
+        }
         if (f->choice > 0) {
             const pending e = f->at.pending[f->thread][f->choice - 1];
             printf("store %u.%u to %s becomes visible\n", TAG_OF(e.value), EPOCH_OF(e.value),
                    s->m->names[e.word]);
             continue;
         }
-        const op *o = &p->ops[f->at.at[f->thread]];
-        const unsigned word = word_of(&f->at, f->thread, o);
-        const uint16_t value = value_seen(&f->at, f->thread, word);
-        printf("reads %u.%u from %s\n", TAG_OF(value), EPOCH_OF(value), s->m->names[word]);
+        print_read(s, f);
     }
     printf("    %s\n", s->result.detail);
+}
+
+static void find_last_reads(search *s) {
+    for (int t = 0; t < s->m->thread_count; t++) {
+        const program *p = &s->m->threads[t];
+        for (int w = 0; w < MOST_WORDS; w++) s->last_read[t][w] = -1;
+        for (int i = 0; i < p->count; i++) {
+            const op *o = &p->ops[i];
+            if (o->kind == OP_STORE) continue;
+            for (int w = 0; w < (o->span ? o->span : 1); w++) s->last_read[t][o->word + w] = i;
+            s->last_read[t][o->word + o->phase_step] = i;
+        }
+    }
 }
 
 static void find_private_words(search *s) {
@@ -401,7 +517,7 @@ static void find_private_words(search *s) {
             const op *o = &s->m->threads[t].ops[i];
             const int span = o->span ? o->span : 1;
             if (o->kind == OP_START || o->kind == OP_MEET || o->kind == OP_END ||
-                o->kind == OP_FENCE)
+                o->kind == OP_FENCE || o->kind == OP_FAIL || o->kind == OP_JUMP)
                 continue;
             for (int phase = 0; phase < 2; phase++)
                 for (int w = o->word + phase * o->phase_step;
@@ -448,6 +564,7 @@ outcome machine_explore(const machine *m, uint64_t limit, bool trace) {
     if (!first || !next) out_of("memory");
     find_private_words(&s);
     find_alone(&s);
+    find_last_reads(&s);
     memcpy(first->value, m->initial, sizeof first->value);
     good = settle(&s, first);
     (void)is_new(&s, first);

@@ -12,7 +12,14 @@
  * Words carry {tag, epoch}; tag and epoch 0: an armed slot, or nothing yet. Errors, noticed as soon
  * as they happen: data that becomes visible in a slot that is not armed (unread, or its re-arming
  * is still to come and will wipe the new data); a store over any other word that some rank must
- * still read; a wrong value read; and in the end a thread that waits, or a slot not armed. */
+ * still read; a wrong value read; and in the end a thread that waits, or a slot not armed.
+ *
+ * Giving up. A waiting op with `otherwise` may be left for the ops there: at any time by a rank of
+ * `gives_up` (its deadline, an abort), by any rank once a verdict on its page ends the call. A
+ * wrong value in the program's memory is then no error yet: it taints what the thread stores there.
+ * It is an error if a kernel ends with a tainted thread that has not given up. Another error is a
+ * thread that stores more than one unit to peers' programs though given_up is set on its page. Once
+ * a rank has given up, slots need not be armed in the end. */
 #ifndef OH_EXPLORER_MACHINE_H
 #define OH_EXPLORER_MACHINE_H
 
@@ -31,6 +38,7 @@
 #define WORD(tag, epoch) ((uint16_t)((tag) << EPOCH_BITS | (epoch)))
 #define TAG_OF(word)     ((unsigned)(word) >> EPOCH_BITS)
 #define EPOCH_OF(word)   ((unsigned)(word) & EPOCH_MASK)
+#define POISON           WORD(0xFFFu, 0u) /* what a program writes that has its memory back */
 
 typedef enum op_kind {
     OP_START,       /* waits until all threads of the rank have ended the call before */
@@ -41,10 +49,15 @@ typedef enum op_kind {
     OP_AWAIT_EPOCH, /* polls until the word has this epoch; it must carry the tag */
     OP_AWAIT_STEPS, /* polls until the word has this epoch and at least the tag, or the next epoch if
                        `or_next` */
+    OP_AWAIT_WORD,  /* polls until the word is {tag, epoch} */
     OP_READ,        /* reads at once; the word must carry the tag */
     OP_GUARD,       /* reads `span` epoch words: each must be the last call's or this one's */
     OP_MEET,        /* group_sync */
-    OP_END          /* of a kernel: waits until all stores are visible */
+    OP_END,         /* of a kernel: waits until all stores are visible */
+    OP_LOOK,        /* reads at once; not 0: goes to `otherwise` */
+    OP_VERDICT,     /* reads the rank's page; a verdict that ends the call: goes to `otherwise` */
+    OP_FAIL,        /* adopts the first verdict of the page, or makes its own, for OP_STORE */
+    OP_JUMP         /* to `otherwise` */
 } op_kind;
 
 typedef struct op {
@@ -58,7 +71,11 @@ typedef struct op {
     bool with_epoch; /* the value carries the epoch */
     bool release;
     bool or_next;
+    bool with_verdict;   /* OP_STORE: the epoch is the number of the call that the verdict names */
+    bool program_memory; /* OP_READ, OP_STORE: a wrong value taints */
+    bool asks_verdict;   /* OP_LOOK: goes on unless a verdict ends the call */
     uint16_t tag;
+    uint16_t otherwise; /* op number; 0: none */
 } op;
 
 typedef struct program {
@@ -66,6 +83,8 @@ typedef struct program {
     int count;
     int rank, block, thread;
     int met[MOST_CALLS], ended[MOST_CALLS]; /* op number of OP_MEET; of what follows OP_END */
+    int begun[MOST_CALLS + 1]; /* of the first op of a call; of what follows the last */
+    int normal_count;          /* ops before those of giving up */
 } program;
 
 typedef struct machine {
@@ -78,6 +97,11 @@ typedef struct machine {
     bool in_order;        /* a thread's stores become visible in program order, as on x86 */
     bool branches_on_all; /* every read is a step of its own: to check the search itself */
     bool wraps_to_odd;    /* epoch 15 is followed by 3 */
+    int world;
+    int given_up;     /* a word for each rank */
+    int verdicts;     /* a page of `world` words for each rank */
+    uint8_t gives_up; /* ranks, a bit each */
+    int spared_from;  /* verdicts on calls so much later, or more, do not end a call */
 } machine;
 
 typedef enum verdict {

@@ -12,6 +12,7 @@ typedef struct layout {
     int signatures, progress;
     int areas;
     int signals, inputs, outputs, units;
+    int given_up, verdicts;
 } layout;
 
 typedef struct builder {
@@ -99,6 +100,13 @@ static int output_word(const builder *b, int rank, int unit) {
     return b->at.outputs + rank * b->at.units + unit;
 }
 
+static int given_up_word(const builder *b, int rank) {
+    return b->at.given_up + rank;
+}
+static int verdict_word(const builder *b, int to, int from) {
+    return b->at.verdicts + to * b->m->world + from;
+}
+
 static int take(machine *out, int count, const char *name) {
     const int first = out->words;
     if (first + count > MOST_WORDS) {
@@ -157,6 +165,8 @@ static void lay_out(builder *b) {
     }
     if (host) at->progress = take(b->out, 2 * m->world, "progress");
     if (host || areas) at->areas = take(b->out, m->world * 2 * 4 * m->world, "area");
+    if (m->gives_up) at->given_up = take(b->out, m->world, "given_up");
+    if (m->gives_up) at->verdicts = take(b->out, m->world * m->world, "verdict");
 }
 
 /* ---- ops
@@ -382,6 +392,21 @@ static void emit_call_end(const builder *b, program *p, int k) {
 /* ---- direct pull
  * ------------------------------------------------------------------------------------------------
  */
+/* Crossed calls have nothing in common: each wrong value is an error at once. */
+static bool taints(const builder *b, int k) {
+    return b->m->gives_up && b->m->crossed != k + 1;
+}
+
+/* Is this the other captured call of two that are crossed? */
+static bool is_other(const builder *b, int rank, int k) {
+    return b->m->crossed == k + 1 && rank == b->m->world - 1;
+}
+
+/* Of the input of direct call k, as this rank's addresses have it. */
+static int input_tag(const builder *b, int rank, int k) {
+    return tag_of(k - 1, is_other(b, rank, k));
+}
+
 /* What peers need of the input, and outputs that peers have stored. */
 static void emit_write(const builder *b, program *p, int k) {
     const model *m = b->m;
@@ -390,27 +415,56 @@ static void emit_write(const builder *b, program *p, int k) {
     if (p->block || p->thread) return;
     for (int u = 0; u < m->calls[k].units; u++) {
         if (two && u % m->world != p->rank)
-            emit(p, OP_READ, output_word(b, p->rank, u), 0, tag_of(k - 1, 0));
-        op *o = emit(p, OP_STORE, input_word(b, p->rank, u), 0, tag_of(k, 0));
+            emit(p, OP_READ, output_word(b, p->rank, u), 0, tag_of(k - 1, 0))->program_memory =
+                taints(b, k - 1);
+        op *o = emit(p, OP_STORE, input_word(b, p->rank, u), 0, input_tag(b, p->rank, k + 1));
         o->readers = (uint8_t)(peers_of(b, p->rank) & (next_two ? 1 << u % m->world : ~0));
         if (!m->calls[k + 1].units) o->readers = 0;
     }
 }
 
+static int enter_tag(const builder *b, int rank, int k) {
+    return !b->m->no_identity && is_other(b, rank, k) ? 2 : 1;
+}
+
 static void emit_tell(const builder *b, program *p, int k, int exit, bool release) {
     for (int d = p->thread + 1; d < b->m->world; d += b->m->calls[k].threads) {
         const int to = (p->rank + d) % b->m->world;
-        op *o = emit(p, OP_STORE, signal_word(b, to, p->rank, p->block, exit), 0, 1);
+        const int tag = exit ? 1 : enter_tag(b, p->rank, k);
+        op *o = emit(p, OP_STORE, signal_word(b, to, p->rank, p->block, exit), 0, tag);
         o->with_epoch = true;
         o->release = release;
         o->readers = (uint8_t)(1 << to);
     }
 }
 
-static void emit_hear(const builder *b, program *p, int exit) {
+static void emit_hear(const builder *b, program *p, int k, int exit) {
+    const op_kind kind = b->m->identity_at_least ? OP_AWAIT_STEPS : OP_AWAIT_WORD;
+    const int tag = exit ? 1 : enter_tag(b, p->rank, k);
     for (int from = 0; from < b->m->world; from++)
-        if (from != p->rank)
-            emit(p, OP_AWAIT_STEPS, signal_word(b, p->rank, from, p->block, exit), 0, 1);
+        if (from != p->rank) emit(p, kind, signal_word(b, p->rank, from, p->block, exit), 0, tag);
+}
+
+static void emit_look(const builder *b, program *p, bool asks_verdict) {
+    if (!b->m->gives_up) return;
+    emit(p, OP_LOOK, given_up_word(b, p->rank), 0, 0)->asks_verdict = asks_verdict;
+}
+
+/* oh_direct_batch of one unit */
+static void emit_direct_unit(const builder *b, program *p, int k, int u) {
+    const model *m = b->m;
+    const bool two = m->calls[k].algorithm == DIRECT_2SHOT;
+    if (two && !m->unlooked) emit_look(b, p, false);
+    for (int d = 1; d < m->world; d++)
+        emit(p, OP_READ, input_word(b, (p->rank + d) % m->world, u), 0, input_tag(b, p->rank, k))
+            ->program_memory = taints(b, k);
+    if (two && m->looks_per_unit) emit_look(b, p, false);
+    for (int d = 1; d < m->world && two; d++) {
+        const int to = (p->rank + d) % m->world;
+        op *o = emit(p, OP_STORE, output_word(b, to, u), 0, tag_of(k, 0));
+        o->readers = (uint8_t)(1 << to);
+        o->program_memory = taints(b, k);
+    }
 }
 
 /* oh_pull_direct. 2shot: unit u is in the shard of rank u mod W. */
@@ -421,23 +475,19 @@ static void emit_direct(const builder *b, program *p, int k) {
     const int first = p->block * c->threads + p->thread, stride = c->blocks * c->threads;
     const int shards = two ? m->world : 1;
     emit_tell(b, p, k, 0, false);
-    if (!m->no_enter) emit_hear(b, p, 0);
+    if (!m->no_enter) emit_hear(b, p, k, 0);
+    if (m->looks == LOOKS_BEFORE_LOADS) emit_look(b, p, true);
     if (m->exits_early) emit_tell(b, p, k, 1, release);
-    for (int i = first; i * shards < c->units; i += stride) {
-        const int u = i * shards + (two ? p->rank : 0);
-        for (int d = 1; d < m->world; d++)
-            emit(p, OP_READ, input_word(b, (p->rank + d) % m->world, u), 0, tag_of(k - 1, 0));
-        for (int d = 1; d < m->world && two; d++) {
-            const int to = (p->rank + d) % m->world;
-            emit(p, OP_STORE, output_word(b, to, u), 0, tag_of(k, 0))->readers = (uint8_t)(1 << to);
-        }
-    }
+    for (int i = first; i * shards < c->units; i += stride)
+        emit_direct_unit(b, p, k, i * shards + (two ? p->rank : 0));
     if (m->exits_unmet)
         p->met[k] = 0;
     else
         emit_at(p, OP_MEET, k);
     if (!m->exits_early && !m->no_exit) emit_tell(b, p, k, 1, release);
-    if (!m->no_exit) emit_hear(b, p, 1);
+    if (m->looks == LOOKS_BEFORE_EXITS) emit_look(b, p, true);
+    if (!m->no_exit) emit_hear(b, p, k, 1);
+    if (m->looks == LOOKS_LAST) emit_look(b, p, true);
 }
 
 /* oh_gather_push: in a rank's area each source has a word for each sub-slot. */
@@ -635,6 +685,74 @@ static void emit_host_gather(const builder *b, program *p, int k) {
     }
 }
 
+/* ---- giving up
+ * ----------------------------------------------------------------------------------------------------
+ */
+/* oh_conclude: the verdict, then given_up, to every peer. */
+static void emit_verdict(const builder *b, program *p) {
+    const model *m = b->m;
+    const int last = m->tells_one ? 1 : m->world - 1;
+    if (m->adopts_silently && !(m->gives_up >> p->rank & 1)) return;
+    for (int d = 1; d <= last; d++)
+        emit(p, OP_STORE, verdict_word(b, (p->rank + d) % m->world, p->rank), 0, 1)->with_verdict =
+            true;
+    for (int d = 1; d <= last; d++)
+        emit(p, OP_STORE, given_up_word(b, (p->rank + d) % m->world), 0, 1)->release = true;
+}
+
+/* The program has its memory back. */
+static void emit_poison(const builder *b, program *p) {
+    for (int u = 0; u < b->at.units; u++)
+        emit(p, OP_STORE, input_word(b, p->rank, u), 0, TAG_OF(POISON));
+}
+
+/* Where a rank goes on that has given up in call k; 0: nowhere. */
+static int next_begun(const builder *b, const program *p, int k) {
+    const int next = k + (b->m->calls[k + 1].algorithm == WRITE ? 2 : 1);
+    return b->m->dead_goes_on && next < calls_of(b->m) ? p->begun[next] : 0;
+}
+
+/* The rest of a failed call, and of the program. It begins with what the last look does that finds
+ * given_up set. */
+static void emit_failing(const builder *b, program *p, int k) {
+    const model *m = b->m;
+    const int asked = p->count, failing = asked + 2;
+    op *o = emit(p, OP_VERDICT, verdict_word(b, p->rank, 0), 0, 0);
+    o->span = (uint8_t)m->world;
+    o->otherwise = (uint16_t)failing;
+    op *back = emit(p, OP_JUMP, 0, 0, 0);
+    emit(p, OP_FAIL, 0, 0, 0);
+    if (m->dead_exits) emit_tell(b, p, k, 1, true);
+    if (!m->tells_late) emit_verdict(b, p);
+    for (int block = 0; block < b->at.blocks; block++)
+        if (m->lane || block == p->block) emit_epoch(b, p, block, 0);
+    if (!m->reuses_early) emit(p, OP_END, 0, 0, 0);
+    emit_poison(b, p);
+    if (m->tells_late) emit(p, OP_END, 0, 0, 0);
+    if (m->tells_late) emit_verdict(b, p);
+    emit(p, OP_JUMP, 0, 0, 0)->otherwise = (uint16_t)next_begun(b, p, k);
+    for (int i = asked; i < p->count; i++) p->ops[i].call = (uint8_t)k;
+    for (int i = p->begun[k]; i < p->begun[k + 1]; i++) {
+        o = &p->ops[i];
+        o->call = (uint8_t)k;
+        o->otherwise = (uint16_t)(o->asks_verdict ? asked : failing);
+        if (o->asks_verdict) back->otherwise = (uint16_t)(i + 1);
+    }
+}
+
+/* A dead rank leaves words unread, so no store counts as one over an unread word. Ranks that read a
+ * wrong value show the same faults. */
+static void emit_failings(const builder *b, program *p) {
+    emit(p, OP_JUMP, 0, 0, 0);
+    for (int k = 0; k < calls_of(b->m); k++)
+        if (b->m->calls[k].algorithm != WRITE) emit_failing(b, p, k);
+    for (int i = 0; i < p->count; i++) {
+        p->ops[i].readers = 0;
+        if (p->ops[i].kind == OP_JUMP && !p->ops[i].otherwise)
+            p->ops[i].otherwise = (uint16_t)p->count;
+    }
+}
+
 /* ---- programs
  * ----------------------------------------------------------------------------------------------------
  */
@@ -669,6 +787,7 @@ static void emit_lane_host(const builder *b, program *p, int k) {
 
 static void emit_lane(const builder *b, program *p) {
     for (int k = 0; k < calls_of(b->m); k++) {
+        p->begun[k] = p->count;
         if (is_push(&b->m->calls[k]))
             emit_lane_push(b, p, k);
         else
@@ -681,6 +800,7 @@ static void emit_thread(const builder *b, program *p) {
     const model *m = b->m;
     for (int k = 0; k < calls_of(m); k++) {
         const call *c = &m->calls[k];
+        p->begun[k] = p->count;
         if (!m->overlap) emit_at(p, OP_START, k);
         if (p->block <= c->blocks && p->thread < c->threads) {
             emit_block(b, p, k);
@@ -700,6 +820,11 @@ void model_build(const model *m, machine *out) {
     out->in_order = m->in_order;
     out->wraps_to_odd = m->wraps_to_odd;
     lay_out(&b);
+    out->world = m->world;
+    out->given_up = b.at.given_up;
+    out->verdicts = b.at.verdicts;
+    out->gives_up = m->gives_up;
+    out->spared_from = !m->losses ? MOST_CALLS : !m->spares_equal;
     for (int w = 0; w < m->world * b.at.blocks; w++)
         out->initial[b.at.epochs + w] = WORD(0, or_default(m->last_epoch, 1));
     for (int w = 0; m->old_progress && w < 2 * m->world; w++)
@@ -719,5 +844,7 @@ void model_build(const model *m, machine *out) {
                 emit_lane(&b, p);
             else
                 emit_thread(&b, p);
+            p->begun[calls_of(m)] = p->normal_count = p->count;
+            if (m->gives_up) emit_failings(&b, p);
         }
 }

@@ -31,6 +31,14 @@ typedef enum epoch_rule {
     EPOCHS_OWN_ONLY
 } epoch_rule;
 
+/* Direct pull: when a block looks whether a rank has given up. */
+typedef enum look_rule {
+    LOOKS_LAST,
+    LOOKS_NEVER,
+    LOOKS_BEFORE_EXITS, /* before it hears them */
+    LOOKS_BEFORE_LOADS
+} look_rule;
+
 typedef struct model {
     int world;
     bool lane; /* a rank is one host thread that runs block after block; else each (block, thread)
@@ -59,6 +67,26 @@ typedef struct model {
     bool publishes_late;    /* host_1shot: chunk k after chunk k-1 is read */
     bool old_progress;      /* progress words are of the same epochs, a turn of the count ago */
     bool signature_first;   /* before the first progress word of a call */
+    /* Giving up. A rank is one thread: one of a grid, without signatures, or a lane. When its call
+       has failed, its program poisons its inputs and makes no other call. gives_up: ranks that may
+       in any wait, a bit each. The others do when they find a verdict, so they show that nobody
+       waits for ever. */
+    uint8_t gives_up;
+    bool losses; /* verdicts are of losses: they do not end the calls before */
+    look_rule looks;
+    bool unlooked;        /* 2shot: no look before a unit is loaded */
+    bool looks_per_unit;  /* 2shot: another before it is stored to peers, as on the host */
+    bool tells_late;      /* the verdict and given_up, after the program has written */
+    bool reuses_early;    /* nothing orders what the program writes after them */
+    bool tells_one;       /* them, to the next rank alone */
+    bool adopts_silently; /* who finds a verdict passes none on */
+    bool spares_equal;    /* a verdict on this call is taken for one on a later call */
+    bool dead_exits;      /* a rank that fails tells exit first */
+    bool dead_goes_on;    /* its next call runs */
+    /* Direct pull: in call crossed - 1 the last rank makes another captured call, of other
+       memory. */
+    int crossed;
+    bool no_identity, identity_at_least;
 } model;
 
 void model_build(const model *m, machine *out);
