@@ -167,6 +167,29 @@ static onehop_result report(onehop_comm *comm) {
     return oh_error(f.result, "rank %d: %s", comm->rank, f.text);
 }
 
+/* All ranks are in this call, and each notices at once, but may lack a core. */
+#define OH_FACTS_WAIT_NS 500000000ull
+
+static uint64_t control_of(const onehop_comm *comm, int rank) {
+    return comm->args.slabs[rank] + comm->args.planes.control;
+}
+
+/* Rank 0's and the culprit's from the own control page. Both make this call, and tell soon. */
+static void load_calls(onehop_comm *comm, const onehop_failure *f, oh_facts calls[2]) {
+    const int ranks[2] = {0, f->peer >= 0 && f->peer < comm->world ? f->peer : 0};
+    const uint64_t since = oh_clock_ns();
+    memset(calls, 0, 2 * sizeof *calls);
+    for (int i = 0; i < 2; i++) {
+        const uint64_t from = OH_MEMBER(control_of(comm, comm->rank), oh_control, facts[ranks[i]]);
+        while (!oh_comm_load_u64s(comm, from, (uint64_t *)&calls[i], 1) &&
+               (uint32_t)calls[i].head != f->epoch && oh_clock_ns() - since < OH_FACTS_WAIT_NS)
+            oh_sleep_us(200);
+        /* With the loads above an acquire: pairs with the release in oh_tell_call. */
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        oh_comm_load_u64s(comm, from, (uint64_t *)&calls[i], sizeof *calls / 8);
+    }
+}
+
 static void adopt_record(onehop_comm *comm, uint32_t kind) {
     const oh_record *r = &comm->page->record;
     onehop_failure f;
@@ -177,7 +200,9 @@ static void adopt_record(onehop_comm *comm, uint32_t kind) {
     f.epoch = __atomic_load_n(&r->epoch, __ATOMIC_RELAXED);
     f.expected = __atomic_load_n(&r->expected, __ATOMIC_RELAXED);
     f.seen = __atomic_load_n(&r->seen, __ATOMIC_RELAXED);
-    set_failure(comm, &f, comm->page->calls);
+    oh_facts calls[2];
+    if (f.result == ONEHOP_ERR_MISMATCH) load_calls(comm, &f, calls);
+    set_failure(comm, &f, f.result == ONEHOP_ERR_MISMATCH ? calls : NULL);
 }
 
 static bool is_dead(onehop_comm *comm) {
@@ -192,10 +217,6 @@ static bool is_dead(onehop_comm *comm) {
 onehop_result oh_comm_check(onehop_comm *comm) {
     if (!oh_process_is(comm->process)) return oh_process_refuse("communicator");
     return is_dead(comm) ? report(comm) : ONEHOP_OK;
-}
-
-static uint64_t control_of(const onehop_comm *comm, int rank) {
-    return comm->args.slabs[rank] + comm->args.planes.control;
 }
 
 onehop_result oh_comm_store_u32(onehop_comm *comm, uint64_t address, uint32_t value) {
@@ -257,22 +278,6 @@ void oh_comm_kill(onehop_comm *comm, uint32_t kind, int culprit) {
     for (int r = 0; r < comm->world; r++)
         oh_comm_store_u64(comm, OH_MEMBER(control_of(comm, r), oh_control, given_up), 1);
     __atomic_store_n(&comm->page->abort, 1, __ATOMIC_RELEASE);
-}
-
-/* Rank 0's and the culprit's from the own control page. Both make this call, and tell soon. */
-static void load_calls(onehop_comm *comm, const onehop_failure *f, oh_facts calls[2]) {
-    const int ranks[2] = {0, f->peer >= 0 && f->peer < comm->world ? f->peer : 0};
-    const uint64_t since = oh_clock_ns();
-    memset(calls, 0, 2 * sizeof *calls);
-    for (int i = 0; i < 2; i++) {
-        const uint64_t from = OH_MEMBER(control_of(comm, comm->rank), oh_control, facts[ranks[i]]);
-        while (!oh_comm_load_u64s(comm, from, (uint64_t *)&calls[i], 1) &&
-               (uint32_t)calls[i].head != f->epoch && oh_clock_ns() - since < OH_FACTS_WAIT_NS)
-            oh_sleep_us(200);
-        /* With the loads above an acquire: pairs with the release in oh_tell_call. */
-        __atomic_thread_fence(__ATOMIC_ACQUIRE);
-        oh_comm_load_u64s(comm, from, (uint64_t *)&calls[i], sizeof *calls / 8);
-    }
 }
 
 /* A verdict on the own control page that no call of this rank has met yet. */

@@ -138,8 +138,6 @@ typedef struct oh_host_page {
     oh_u32 abort; /* host to device: give up */
     oh_u32 unused[31];
     oh_record record;
-    oh_facts
-        calls[2]; /* with kind MISMATCH: rank 0's and the culprit's, as far as they have come */
 } oh_host_page;
 
 /* A row of the table of captured inputs. All ranks fill the row of a call with the same mode and

@@ -9,7 +9,6 @@
  *      every control page, its own included, and gives the others OH_ROWS_WAIT_NS to do the same.
  *   4. It follows the rows from its own: the rank reached that wrote none is the culprit. So all ranks name the
  *      same one. (Rows in a circle mean lost data; then the lowest rank of the circle.)
- *      (Where calls differ, ranks also tell each other what they call, and wait for that.)
  *   5. The verdict goes to every control page and given_up after it, the record to host memory; then all
  *      epoch words are marked dead and local.stop is set: all waits of this rank return, and its calls that
  *      are still queued do nothing.
@@ -67,7 +66,7 @@ OH_FN oh_u32 oh_stopped(const oh_args *a) {
 }
 
 /* The first verdict on this rank's page, 0 if none. */
-OH_SLOW_FN oh_u64 oh_verdict_found(const oh_args *a) {
+OH_FN oh_u64 oh_verdict_found(const oh_args *a) {
     const oh_u64 control = oh_control_of(a, a->rank);
     oh_u32 r;
     for (r = 0; r < a->world; r++) {
@@ -126,47 +125,24 @@ OH_FN oh_u64 oh_own_verdict(const oh_args *a) {
         OH_MEMBER(oh_control_of(a, a->rank), oh_control, verdicts[a->rank]));
 }
 
-/* What this rank calls, to all. */
-OH_FN void oh_tell_call(const oh_args *a, oh_u32 epoch) {
+/* Where calls differ: this rank's, to all, for the hosts' sentences. After the verdict, from which it takes the
+ * epoch. */
+OH_SLOW_FN void oh_tell_call(const oh_args *a) {
+    const oh_u32 epoch = OH_VERDICT_EPOCH(oh_own_verdict(a));
     oh_u32 r;
     for (r = 0; r < a->world; r++) {
         const oh_u64 f = OH_MEMBER(oh_control_of(a, r), oh_control, facts[a->rank]);
         oh_st_relaxed_sys_u64(OH_MEMBER(f, oh_facts, count), a->count);
         oh_st_relaxed_sys_u64(OH_MEMBER(f, oh_facts, grid), (oh_u64)a->threads << 32 | a->blocks);
         oh_st_relaxed_sys_u64(OH_MEMBER(f, oh_facts, chunk_bytes), a->chunk_bytes);
-        /* Release: pairs with the acquires in oh_hear_call and failure.c. */
+        /* Release: pairs with the fence in failure.c. */
         oh_st_release_sys_u64(OH_MEMBER(f, oh_facts, head), (oh_u64)a->called << 32 | epoch);
     }
 }
 
-/* Longer than for rows: all ranks are in this call, and each notices at once, but may lack a core. */
-#define OH_FACTS_WAIT_NS (10 * OH_ROWS_WAIT_NS)
-
-/* What `rank` has told, into the host page's calls[place]. It is making this call and tells soon. */
-OH_FN void oh_hear_call(const oh_args *a, oh_u32 rank, oh_u32 place, oh_u32 epoch) {
-    const oh_u64 from = OH_MEMBER(oh_control_of(a, a->rank), oh_control, facts[rank]);
-    const oh_u64 to = OH_MEMBER(a->host, oh_host_page, calls[place]);
-    const oh_u64 since = oh_now_ns();
-    oh_u32 k;
-    while ((oh_u32)oh_ld_acquire_sys_u64(from) != epoch && oh_now_ns() - since < OH_FACTS_WAIT_NS)
-        oh_rest();
-    for (k = 0; k < sizeof(oh_facts); k += 8)
-        oh_st_relaxed_sys_u64(to + k, oh_ld_relaxed_sys_u64(from + k));
-}
-
-/* Calls differ: this rank's to all; rank 0's and the culprit's for the host. After the verdict, for a rank that
- * waits for one that agrees with it hears of the mismatch by that alone. */
-OH_SLOW_FN void oh_exchange_calls(const oh_args *a) {
-    const oh_u64 verdict = oh_own_verdict(a);
-    const oh_u32 culprit = (oh_u32)OH_VERDICT_CULPRIT(verdict);
-    oh_tell_call(a, OH_VERDICT_EPOCH(verdict));
-    oh_hear_call(a, 0, 0, OH_VERDICT_EPOCH(verdict));
-    if (culprit < a->world) oh_hear_call(a, culprit, 1, OH_VERDICT_EPOCH(verdict));
-}
-
 /* Step 5. What is needed again is read again: values that live across these calls are registers that the
  * kernels do not have. */
-OH_SLOW_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u32 expected,
+OH_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u32 expected,
                             oh_u32 seen) {
     const oh_u64 record = OH_MEMBER(a->host, oh_host_page, record);
     oh_u32 r;
@@ -184,7 +160,7 @@ OH_SLOW_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u3
     for (r = 0; r < a->world; r++)
         oh_st_release_sys_u64(OH_MEMBER(oh_control_of(a, r), oh_control, given_up), 1);
     oh_boundary_fence();
-    if (OH_VERDICT_KIND(verdict) == OH_FAIL_MISMATCH) oh_exchange_calls(a);
+    if (OH_VERDICT_KIND(verdict) == OH_FAIL_MISMATCH) oh_tell_call(a);
     /* Pairs with the host's acquiring load of kind: makes the fields above whole. */
     oh_st_release_sys_u32(OH_MEMBER(OH_MEMBER(a->host, oh_host_page, record), oh_record, kind),
                           OH_VERDICT_KIND(oh_own_verdict(a)) | OH_RECORD_WRITTEN);

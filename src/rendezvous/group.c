@@ -66,16 +66,26 @@ const oh_group_kind oh_group_mesh = {mesh_allgather, mesh_pass_fds, mesh_lost_pe
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
+static oh_mesh_plan mesh_plan_of(const oh_group_plan *plan) {
+    return (oh_mesh_plan){.rank = plan->rank,
+                          .world_size = plan->world_size,
+                          .name = plan->name,
+                          .job = plan->job,
+                          .guesses = !(plan->job.word[0] | plan->job.word[1]),
+                          .replayed = plan->secret,
+                          .label = plan->label,
+                          .timeout_ms = plan->timeout_ms};
+}
+
+/* Without a group: ranks that can be met by name hear why. */
+static onehop_result refuse(const oh_group_plan *plan, onehop_result mine) {
+    const oh_mesh_plan mesh_plan = mesh_plan_of(plan);
+    return plan->allgather || plan->world_size == 1 ? mine : oh_mesh_refuse(&mesh_plan, mine);
+}
+
 static onehop_result open_by_name(onehop_group *group, const oh_group_plan *plan,
                                   onehop_result mine) {
-    const oh_mesh_plan mesh_plan = {.rank = plan->rank,
-                                    .world_size = plan->world_size,
-                                    .name = plan->name,
-                                    .job = plan->job,
-                                    .guesses = !(plan->job.word[0] | plan->job.word[1]),
-                                    .replayed = plan->secret,
-                                    .label = plan->label,
-                                    .timeout_ms = plan->timeout_ms};
+    const oh_mesh_plan mesh_plan = mesh_plan_of(plan);
     if (mine) return oh_mesh_refuse(&mesh_plan, mine);
     onehop_result result = oh_mesh_open(&mesh_plan, &group->mesh);
     if (result) return result;
@@ -114,9 +124,9 @@ onehop_result onehop_group_open(const onehop_group_config *config, onehop_group 
     onehop_result result = oh_group_plan_make(config, &plan);
     if (result) return result;
     onehop_result mine = oh_log_check();
-    onehop_group *group = calloc(1, sizeof *group), spare = {0};
+    onehop_group *group = calloc(1, sizeof *group);
     if (!group) mine = oh_error(ONEHOP_ERR_MEMORY, "onehop_group_open: no memory for a group");
-    result = open_planned(group ? group : &spare, &plan, mine);
+    result = group ? open_planned(group, &plan, mine) : refuse(&plan, mine);
     if (result) {
         free(group);
         return result;
