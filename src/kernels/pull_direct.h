@@ -167,7 +167,7 @@ OH_FN oh_u64 oh_given_up(const oh_args *a) {
 }
 
 /* Waits for a word, however long. 0: the communicator died. */
-OH_SLOW_FN oh_u32 oh_word_await(const oh_args *a, oh_u64 p, oh_u32 what, oh_u64 word) {
+OH_FN oh_u32 oh_word_await(const oh_args *a, oh_u64 p, oh_u32 what, oh_u64 word) {
     oh_u64 state = 0, seen = 0;
     oh_u32 n;
     for (;;) {
@@ -181,8 +181,7 @@ OH_SLOW_FN oh_u32 oh_word_await(const oh_args *a, oh_u64 p, oh_u32 what, oh_u64 
     }
 }
 
-/* What is left when peers have not told within OH_POLLS looks, or one has given up. 0: the communicator
- * died. */
+/* What is left when peers have not told within OH_POLLS looks. 0: the communicator died. */
 OH_SLOW_FN oh_u32 oh_hear_slowly(const oh_args *a, oh_u64 words, oh_u32 site, oh_u64 word,
                                  oh_i32 looks_at_host) {
     oh_u32 k;
@@ -191,7 +190,7 @@ OH_SLOW_FN oh_u32 oh_hear_slowly(const oh_args *a, oh_u64 words, oh_u32 site, oh
         if (!oh_word_await(a, words + 8 * peer, OH_WAIT_FOR(site, peer, looks_at_host), word))
             return 0;
     }
-    return site != OH_SITE_PULL_EXIT || oh_none_gave_up(a, site, (oh_u32)word);
+    return 1;
 }
 
 /* Waits, each thread for itself, until the same block of every peer has told, and at the exit until it is
@@ -210,7 +209,10 @@ OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u64 words, oh_u32 whi
             missing |= oh_ld_relaxed_sys_u64(words + 8 * oh_next_rank(a, k)) ^ word;
         if (which == OH_SIGNAL_EXIT) gone = oh_given_up(a);
     }
-    if (OH_UNLIKELY(missing | gone)) alive = oh_hear_slowly(a, words, site, word, g.thread == 0);
+    if (OH_UNLIKELY(missing | gone)) {
+        alive = oh_hear_slowly(a, words, site, word, g.thread == 0);
+        if (which == OH_SIGNAL_EXIT && alive) alive = oh_none_gave_up(a, site, (oh_u32)word);
+    }
     oh_boundary_fence();
     return alive;
 }

@@ -1,7 +1,7 @@
 /* Captured calls over the ranks' own memory when something goes wrong, on GPUs:
  *   crossed    rank r replays graph r % 2: MISMATCH on all, nothing is stored to any output
- *   giving up  rank 1's deadline of a millisecond ends its wait for rank 0, whose output lies in host memory
- *              and so takes much longer; then rank 1 writes to its input. Rank 0 must not say OK.
+ *   giving up  rank 1's deadline of a millisecond, or its abort, ends its wait for rank 0, whose output lies in
+ *              host memory and so takes much longer; then rank 1 writes to its input. Rank 0 must not say OK.
  *   forked     a child of rank 0 calls, aborts and destroys its copy of the context: STATE, and the ranks go on
  * Ranks are threads that share a GPU; with the argument "processes" they are processes that share it, which
  * wants the driver's MPS daemon (docs/cli.md). */
@@ -66,6 +66,7 @@ static void crossed(gpu_rank *r, int here, void *argument) {
 
 typedef struct counts {
     int gave_up, read_wrong; /* of all tries; atomic */
+    bool by_abort;
 } counts;
 
 static void giving_up(gpu_rank *r, int here, void *argument) {
@@ -83,18 +84,22 @@ static void giving_up(gpu_rank *r, int here, void *argument) {
     capture(r, in, out, LONG, ONEHOP_1SHOT_PULL, &graph);
     CHECK_OK(onehop_get_stats(r->context, &stats));
     CHECK_INT(1, stats.rows_direct);
-    if (r->rank) CHECK_OK(onehop_set_timeout(r->context, 1));
+    if (r->rank && !c->by_abort) CHECK_OK(onehop_set_timeout(r->context, 1));
     gpu_barrier(r);
     if (r->rank) usleep(300);
     gpu_graph_launch(r, &graph, r->stream);
     if (r->rank) { /* in order of the stream: as soon as the call has ended */
         memcpy(&word, &late, 4);
         gpu_fill_words_later(r, in, word, LONG, r->stream);
+        if (c->by_abort) {
+            usleep(2000); /* it has read all by now */
+            CHECK_OK(onehop_abort(r->context));
+        }
     }
     const onehop_result result = onehop_synchronize(r->context, r->stream);
     if (r->rank && result) {
         __atomic_add_fetch(&c->gave_up, 1, __ATOMIC_RELAXED);
-        CHECK_INT(ONEHOP_ERR_TIMEOUT, result);
+        CHECK_INT(c->by_abort ? ONEHOP_ERR_ABORTED : ONEHOP_ERR_TIMEOUT, result);
     }
     gpu_barrier(r);
     size_t wrong = 0;
@@ -144,6 +149,7 @@ static void forked(gpu_rank *r, int here, void *argument) {
 
 int main(int argc, char **argv) {
     const bool processes = argc > 1 && !strcmp(argv[1], "processes");
+    const int most = processes ? 4 : 8;
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
     counts *c = shared_memory(sizeof *c);
     gpu_setup setup = {.layout = processes ? GPU_PROCESSES : GPU_THREADS,
@@ -151,7 +157,7 @@ int main(int argc, char **argv) {
                        .config = &config};
     if (processes) config.flags = ONEHOP_FLAG_SHARE_GPU;
     (void)gpu_main(110, 1);
-    for (setup.world = 2; setup.world <= 8; setup.world *= 2) {
+    for (setup.world = 2; setup.world <= most; setup.world *= 2) {
         setup.dies = false;
         gpu_run(&setup, forked, NULL);
         setup.dies = true;
@@ -164,8 +170,11 @@ int main(int argc, char **argv) {
                setup.world);
     }
     setup.world = 2;
-    for (int k = 0; k < 5; k++) gpu_run(&setup, giving_up, c);
-    printf("rank 1 gave up in %d of 5 calls; in %d of them rank 0 had read what came after, and "
+    for (int k = 0; k < 6; k++) {
+        c->by_abort = k % 2;
+        gpu_run(&setup, giving_up, c);
+    }
+    printf("rank 1 gave up in %d of 6 calls; in %d of them rank 0 had read what came after, and "
            "said so\n",
            c->gave_up, c->read_wrong);
     CHECK(c->read_wrong > 0);

@@ -255,7 +255,7 @@ MUTANTS = [
      "if (which == OH_SIGNAL_EXIT) gone = oh_given_up(a);", "",
      "a rank that has all exits says OK on what its peer wrote after giving up"),
     ("direct: who gives up is not looked for after a long wait", DIRECTS, DIRECT,
-     "return site != OH_SITE_PULL_EXIT || oh_none_gave_up(", "return 1 || oh_none_gave_up(",
+     "if (which == OH_SIGNAL_EXIT && alive) alive = oh_none_gave_up(a, site, (oh_u32)word);", "",
      "the same for a rank whose look is slow"),
     ("direct: stores to who has given up", DIRECTS, DIRECT,
      "        if (OH_LOOKS_BEFORE_STORES && outs && oh_given_up(a)) return 0;\n", "",
