@@ -149,7 +149,7 @@ static void forked(gpu_rank *r, int here, void *argument) {
 
 int main(int argc, char **argv) {
     const bool processes = argc > 1 && !strcmp(argv[1], "processes");
-    const int most = processes ? 4 : 8;
+    const int most = argc > 2 ? atoi(argv[2]) : 8;
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
     counts *c = shared_memory(sizeof *c);
     gpu_setup setup = {.layout = processes ? GPU_PROCESSES : GPU_THREADS,
