@@ -40,7 +40,8 @@
  *
  * A rank that gives up (deadline, abort) takes its memory back while a peer still reads it, and the
  * peer may have its exit already. So the last look at the exit words looks at given_up too (guard.h), in
- * the same breath: it costs no time. That look comes after the block's barrier, hence after all its loads.
+ * the same breath: it costs no time. One thread of a block does, after the block's barrier, hence after
+ * all its loads.
  * In 2shot it also covers sums that another rank made of such memory: that rank released its exit after
  * reading, the reading came after the memory had changed, and given_up was there before that. The two
  * loads of one look are not ordered; between what they would have to swap lie a kernel's end, a
@@ -207,11 +208,12 @@ OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u64 words, oh_u32 whi
         OH_UNROLL
         for (k = 1; k < world; k++)
             missing |= oh_ld_relaxed_sys_u64(words + 8 * oh_next_rank(a, k)) ^ word;
-        if (which == OH_SIGNAL_EXIT) gone = oh_given_up(a);
+        if (which == OH_SIGNAL_EXIT && g.thread == 0) gone = oh_given_up(a);
     }
     if (OH_UNLIKELY(missing | gone)) {
         alive = oh_hear_slowly(a, words, site, word, g.thread == 0);
-        if (which == OH_SIGNAL_EXIT && alive) alive = oh_none_gave_up(a, site, (oh_u32)word);
+        if (which == OH_SIGNAL_EXIT && alive && g.thread == 0)
+            alive = oh_none_gave_up(a, site, (oh_u32)word);
     }
     oh_boundary_fence();
     return alive;
@@ -315,7 +317,8 @@ OH_FN oh_u32 oh_direct_reduce(const oh_args *a, const oh_reach *to, oh_u64 at, o
             return 0;
         while (at < whole) at += step;
     }
-    if (OH_UNLIKELY(at < end)) return oh_direct_end(a, at, end - at, outs, dtype);
+    if (OH_UNLIKELY(at < end))
+        return oh_direct_end(a, at, end - at, outs, dtype) || !OH_LOOKS_BEFORE_STORES;
     return 1;
 }
 
