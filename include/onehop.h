@@ -751,7 +751,7 @@ typedef struct onehop_failure {
     uint32_t site;        /* place in the protocol, see docs/design.md */
     uint32_t expected;    /* word the wait or the comparison wanted */
     uint32_t seen;        /* word it found */
-    char text[164];       /* the same as a sentence */
+    char text[228];       /* the same as a sentence */
     uint32_t reserved[8];
 } onehop_failure;
 

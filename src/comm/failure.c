@@ -73,19 +73,17 @@ static void describe_mismatch(const oh_facts *calls, onehop_failure *f) {
                  "differs from rank 0's)",
                  f->epoch, f->peer);
     else if (strcmp(first, other))
-        snprintf(f->text, sizeof f->text, "call %u: rank %d made %s, rank 0 %s", f->epoch, f->peer,
-                 other, first);
+        snprintf(f->text, sizeof f->text, "call %u: rank %d made %.90s, rank 0 %.90s", f->epoch,
+                 f->peer, other, first);
     else if ((calls[0].head >> 40 & 0xff) == ONEHOP_SOURCE_GRAPH)
         snprintf(f->text, sizeof f->text,
-                 "call %u: ranks 0 and %d replayed different captured calls, both %s: their graphs "
-                 "ran in another order",
-                 f->epoch, f->peer, first);
+                 "call %u: ranks 0 and %d replayed different captured calls, each %.90s", f->epoch,
+                 f->peer, first);
     else
         snprintf(f->text, sizeof f->text,
-                 "call %u: ranks 0 and %d made %s, but with other values, expression, memory or "
-                 "chunks (%llu, %llu bytes)",
-                 f->epoch, f->peer, first, (unsigned long long)calls[0].chunk_bytes,
-                 (unsigned long long)calls[1].chunk_bytes);
+                 "call %u: ranks 0 and %d made %.90s, but with other values, expression, memory "
+                 "or chunks",
+                 f->epoch, f->peer, first);
 }
 
 static void describe(const onehop_comm *comm, onehop_failure *f, const oh_facts *calls) {
