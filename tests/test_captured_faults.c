@@ -76,7 +76,7 @@ static void crossed(int rank, int world, void *argument) {
 }
 
 /* ---- giving up ------------------------------------------------------------------------------- */
-static char *held_page; /* rank 0 is held when it stores there */
+static char *held_page;        /* rank 0 is held when it stores there */
 static int is_held, may_go_on; /* atomic */
 
 static void hold(int number, siginfo_t *info, void *where) {

@@ -99,8 +99,8 @@ static void crossed(int world, lanes_algorithm first, lanes_algorithm last, size
         if (i && staged) g.ranks[r].row.mode = OH_ROW_STAGED;
         for (int lane = 0; lane < 2; lane++) {
             /* Lane 1 has the signature block, of two blocks the last. */
-            parts[r][lane] = (part){&g.ranks[r], kernel_of(&g, i ? last : first), lane,
-                                    lane ? 30 : 0};
+            parts[r][lane] =
+                (part){&g.ranks[r], kernel_of(&g, i ? last : first), lane, lane ? 30 : 0};
             CHECK(!pthread_create(&threads[r][lane], NULL, part_main, &parts[r][lane]));
         }
     }

@@ -250,8 +250,8 @@ static void pretend(const group *g, int rank, uint32_t epoch, bool enters) {
         for (uint32_t b = 0; b < a->planes.max_blocks; b++) {
             const uint64_t p =
                 a->slabs[to] + a->planes.signals + b * OH_SIGNAL_BLOCK_BYTES + 8 * (uint64_t)rank;
-            __atomic_store_n((uint64_t *)(uintptr_t)p,
-                             (uint64_t)OH_ROW_IDENTITY(1) << 32 | epoch, __ATOMIC_RELEASE);
+            __atomic_store_n((uint64_t *)(uintptr_t)p, (uint64_t)OH_ROW_IDENTITY(1) << 32 | epoch,
+                             __ATOMIC_RELEASE);
         }
 }
 

@@ -71,7 +71,8 @@ static void exchange_rank(int rank, int world_size, void *unused) {
     if (rank == 1) CHECK_OK(onehop_group_barrier(group)); /* rank 0 had sent its part */
     const double begun = seconds_now();
     if (rank == 0) end_soon();
-    CHECK_RESULT(rank ? ONEHOP_ERR_PEER_FAILED : ONEHOP_ERR_INTERRUPTED, onehop_group_barrier(group));
+    CHECK_RESULT(rank ? ONEHOP_ERR_PEER_FAILED : ONEHOP_ERR_INTERRUPTED,
+                 onehop_group_barrier(group));
     CHECK_ENDED(begun);
     if (rank == 1) CHECK_CONTAINS("rank 0", onehop_last_error());
     if (rank == 0) sleep_ms(1500); /* it is told by more than the end of the process */

@@ -58,7 +58,8 @@ static onehop_result set_up_with(onehop_t *ctx, tables *t) {
     int fd = -1, fds[ONEHOP_MAX_RANKS];
     onehop_result result = oh_rendezvous_allgather(ctx->group, &t->mine, t->all, sizeof t->mine);
     if (!result) result = oh_rendezvous_agree(ctx->group, oh_context_claim(ctx, t->all, &t->claim));
-    if (!result) result = oh_rendezvous_allgather(ctx->group, &t->claim, t->blocks, sizeof t->claim);
+    if (!result)
+        result = oh_rendezvous_allgather(ctx->group, &t->claim, t->blocks, sizeof t->claim);
     if (result) return result;
     result = oh_rendezvous_agree(ctx->group,
                                  oh_context_allocate(ctx, t->all, t->blocks, &t->offer, &fd));
@@ -79,8 +80,8 @@ static onehop_result set_up_with(onehop_t *ctx, tables *t) {
 
 static onehop_result set_up(onehop_t *ctx) {
     tables *t = calloc(1, sizeof *t);
-    onehop_result result = t ? oh_log_check()
-                             : oh_error(ONEHOP_ERR_MEMORY, "onehop_create: no memory");
+    onehop_result result =
+        t ? oh_log_check() : oh_error(ONEHOP_ERR_MEMORY, "onehop_create: no memory");
     if (!result) result = oh_context_introduce(ctx, &t->mine);
     result = oh_rendezvous_agree(ctx->group, result);
     if (!result) result = set_up_with(ctx, t);

@@ -93,7 +93,7 @@ struct onehop {
     oh_captured *captured;
     oh_captured_memory *captured_memory;
     size_t captured_count, captured_room;
-    uint32_t numbered; /* captured calls that have a number; agreed when a capture ends */
+    uint32_t numbered;    /* captured calls that have a number; agreed when a capture ends */
     oh_batch *open_batch; /* of the capture that is going on, once a call took a row */
     oh_batch *batches;    /* of earlier ones, until their graphs are gone */
 };

@@ -143,7 +143,7 @@ OH_SLOW_FN void oh_tell_call(const oh_args *a) {
 /* Step 5. What is needed again is read again: values that live across these calls are registers that the
  * kernels do not have. */
 OH_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u32 expected,
-                            oh_u32 seen) {
+                       oh_u32 seen) {
     const oh_u64 record = OH_MEMBER(a->host, oh_host_page, record);
     oh_u32 r;
     for (r = 0; r < a->world; r++)

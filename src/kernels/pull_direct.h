@@ -177,7 +177,8 @@ OH_FN oh_u32 oh_word_await(const oh_args *a, oh_u64 p, oh_u32 what, oh_u64 word)
             seen = oh_ld_relaxed_sys_u64(p);
             if (seen == word) return 1;
         }
-        state = oh_wait_slow(a, state, what, (oh_u32)word, (oh_u32)(word >> 32), (oh_u32)(seen >> 32));
+        state =
+            oh_wait_slow(a, state, what, (oh_u32)word, (oh_u32)(word >> 32), (oh_u32)(seen >> 32));
         if (!state) return 0;
     }
 }
@@ -226,8 +227,9 @@ OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u64 words, oh_u32 whi
 
 /* Sums `units` units at `at`, at + step, ...; of a batch that is not `full` those before `end`. 0: a
  * rank has given up, and what is left was not stored. */
-OH_FN oh_u32 oh_direct_batch(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step, oh_u64 end,
-                           oh_u32 units, oh_u32 full, oh_u32 outs, oh_u32 dtype, oh_u32 world) {
+OH_FN oh_u32 oh_direct_batch(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step,
+                             oh_u64 end, oh_u32 units, oh_u32 full, oh_u32 outs, oh_u32 dtype,
+                             oh_u32 world) {
     oh_unit v[OH_DIRECT_MOST][OH_MAX_RANKS];
     oh_u32 j, k;
     OH_UNROLL
@@ -292,7 +294,7 @@ OH_SLOW_FN oh_u32 oh_direct_end(const oh_args *a, oh_u64 at, oh_u64 left, oh_u32
 /* This thread's units of the bytes to `end`: at, at + step, ... A message of one unit a thread has a way
  * of its own: a small call lasts as long as its instructions take. 0: as oh_direct_batch. */
 OH_FN oh_u32 oh_direct_reduce(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step,
-                            oh_u64 end, oh_u32 outs, oh_u32 dtype, oh_u32 world) {
+                              oh_u64 end, oh_u32 outs, oh_u32 dtype, oh_u32 world) {
     const oh_u64 whole = end & ~(oh_u64)(OH_UNIT_BYTES - 1);
     const oh_u64 ahead = (OH_DIRECT_UNITS(world) - 1) * step;
     if (!world) {
@@ -312,8 +314,8 @@ OH_FN oh_u32 oh_direct_reduce(const oh_args *a, const oh_reach *to, oh_u64 at, o
             if (!oh_direct_batch(a, to, at, step, whole, OH_DIRECT_UNITS(world), 1, outs, dtype,
                                  world))
                 return 0;
-        if (at < whole && !oh_direct_batch(a, to, at, step, whole, OH_DIRECT_UNITS(world), 0, outs,
-                                           dtype, world))
+        if (at < whole &&
+            !oh_direct_batch(a, to, at, step, whole, OH_DIRECT_UNITS(world), 0, outs, dtype, world))
             return 0;
         while (at < whole) at += step;
     }
@@ -352,7 +354,8 @@ OH_FN void oh_pull_direct(const oh_args *a, oh_grid g, oh_call_state c, const oh
     if (shots == 2) part = oh_direct_shard(a, bytes, world);
     part.begin += (oh_u64)(g.block * g.threads + g.thread) * OH_UNIT_BYTES;
     if (!c.dead) c.dead = !oh_hear_peers(a, g, row->hear, OH_SIGNAL_ENTER, enter, world);
-    if (!c.dead && !oh_direct_reduce(a, &row->to, part.begin, step, part.end, shots == 2, dtype, world)) {
+    if (!c.dead &&
+        !oh_direct_reduce(a, &row->to, part.begin, step, part.end, shots == 2, dtype, world)) {
         oh_fail_with_peer(a, OH_SITE_PULL_EXIT, c.epoch);
         c.dead = 1;
     }

@@ -156,9 +156,8 @@ int main(int argc, char **argv) {
     const int most = argc > 2 ? atoi(argv[2]) : 8;
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
     counts *c = shared_memory(sizeof *c);
-    gpu_setup setup = {.layout = processes ? GPU_PROCESSES : GPU_THREADS,
-                       .gpus = 1,
-                       .config = &config};
+    gpu_setup setup = {
+        .layout = processes ? GPU_PROCESSES : GPU_THREADS, .gpus = 1, .config = &config};
     if (processes) config.flags = ONEHOP_FLAG_SHARE_GPU;
     (void)gpu_main(110, 1);
     for (setup.world = 2; setup.world <= most; setup.world *= 2) {

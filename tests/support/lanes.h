@@ -533,7 +533,8 @@ static void lanes_verify_parts(lanes_rank *own, size_t index, const char *what) 
 static void lanes_prepare(lanes_rank *own, size_t index) {
     lanes_group *g = own->group;
     const lanes_call *c = &g->calls[index];
-    const bool row = g->rows && (c->algorithm == LANES_PULL_1SHOT || c->algorithm == LANES_PULL_2SHOT);
+    const bool row =
+        g->rows && (c->algorithm == LANES_PULL_1SHOT || c->algorithm == LANES_PULL_2SHOT);
     const bool direct = row && index % 3;
     const bool in_place = c->in_place && !(direct && c->algorithm == LANES_PULL_1SHOT);
     const size_t size = lanes_is_gather(c->algorithm) ? 1 : reference_element_bytes(c->dtype);
