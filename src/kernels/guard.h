@@ -109,7 +109,8 @@ OH_SLOW_FN oh_i32 oh_culprit_by_rows(const oh_args *a, oh_i32 peer) {
     oh_u32 seen = 0;
     oh_i32 r = peer;
     while (r >= 0 && !(seen >> r & 1u)) {
-        const oh_u64 row = oh_ld_relaxed_sys_u64(OH_MEMBER(control, oh_control, rows[r]));
+        const oh_u64 row =
+            oh_ld_relaxed_sys_u64(OH_MEMBER(control, oh_control, rows) + 8ull * (oh_u32)r);
         if (!row) return r;
         seen |= 1u << r;
         r = (oh_i32)((oh_u32)row & 31u) - 1; /* stays on the page, whatever a peer wrote */

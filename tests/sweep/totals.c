@@ -3,19 +3,6 @@
 
 #include <stdio.h>
 
-/* ---- what is known to fail ----------------------------------------------------------------------- */
-
-/* Kinds of fault that are being worked on: told, but no failure of the sweep. To be emptied. */
-static const struct {
-    sweep_fault fault;
-    const char *why;
-} known[] = {
-    {BAD_culprit, "K8: the first who leaves because of a death looks like the dead"},
-    {BAD_slow, "K7: who knows of a failure while a group opens does not tell all"},
-    {BAD_split, "K13: a COMMIT or READY that cannot be sent is dropped"},
-    {BAD_COUNT, "an end for an empty list"},
-};
-
 /* ---- totals -------------------------------------------------------------------------------------- */
 
 static const char *const fault_names[] = {
@@ -36,19 +23,6 @@ static void print_case(const sweep_case *c) {
 
 static int worst(uint32_t bad) {
     return __builtin_ctz(bad);
-}
-
-/* NULL: it is not. */
-static const char *why_known(int fault) {
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if ((int)known[i].fault == fault) return known[i].why;
-    return NULL;
-}
-
-static bool is_known(uint32_t bad) {
-    for (int f = 0; f < BAD_COUNT; f++)
-        if (bad >> f & 1 && !why_known(f)) return false;
-    return true;
 }
 
 /* Of one kind: the same fault after the same action in the same step. */
@@ -79,7 +53,7 @@ static void print_kind(const sweep_list *list, int fault) {
 }
 
 int print_totals(const sweep_list *list) {
-    uint32_t missed = 0, quiet = 0, noticed = 0, bad = 0, excused = 0, lost = 0;
+    uint32_t missed = 0, quiet = 0, noticed = 0, bad = 0, lost = 0;
     uint32_t by[BAD_COUNT] = {0};
     for (uint32_t i = 0; i < list->count; i++) {
         const sweep_outcome *o = &list->outcomes[i];
@@ -87,7 +61,6 @@ int print_totals(const sweep_list *list) {
             lost++;
         } else if (o->verdict.bad) {
             bad++;
-            excused += is_known(o->verdict.bad);
             by[worst(o->verdict.bad)]++;
         } else if (!o->verdict.reached) {
             missed++;
@@ -100,16 +73,15 @@ int print_totals(const sweep_list *list) {
     for (int f = 0; f < BAD_COUNT; f++) {
         if (!by[f]) continue;
         printf("\n%s: %u runs: %s\n", fault_names[f], by[f], fault_texts[f]);
-        if (why_known(f)) printf("  (known: %s)\n", why_known(f));
         print_kind(list, f);
     }
     printf("\nof %u runs: %u ended with an error, as wanted, %u went on, %u did not come to their "
-           "place; %u are wrong, %u of these of a known kind",
-           list->count, noticed, quiet, missed, bad, excused);
+           "place; %u are wrong",
+           list->count, noticed, quiet, missed, bad);
     for (int f = 0; f < BAD_COUNT; f++) printf("%s %s %u", f ? "," : ":", fault_names[f], by[f]);
     printf("\n");
     if (lost) printf("%u runs were not made: a worker died, or a signal came\n", lost);
-    return bad > excused || lost ? 1 : 0;
+    return bad || lost ? 1 : 0;
 }
 
 void print_reports(const sweep_case *c, const life_report *reports, const rank_end *ends) {
