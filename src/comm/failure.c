@@ -183,7 +183,7 @@ static void load_calls(onehop_comm *comm, const onehop_failure *f, oh_facts call
                (uint32_t)calls[i].head != f->epoch && oh_clock_ns() - since < OH_FACTS_WAIT_NS)
             oh_sleep_us(200);
         /* With the loads above an acquire: pairs with the release in oh_tell_call. */
-        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        oh_fence_acq_rel_sys();
         oh_comm_load_u64s(comm, from, (uint64_t *)&calls[i], sizeof *calls / 8);
     }
 }
