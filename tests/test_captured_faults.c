@@ -1,6 +1,7 @@
 /* A program's own view of captured calls that read its memory: who replays another graph than its peers, and who
  * says OK while a peer has given up (test_direct_lanes has the bodies). */
-/* labels: quick */
+/* The program writes what a peer still reads: no tsan. */
+/* labels: quick tsan-off */
 #include "fault_kit.h"
 
 #define COUNT 4096

@@ -7,7 +7,8 @@
  * Also a program that tests/mutants builds from altered sources.
  *
  * test_direct_lanes [deadline in ms [calls in percent]] */
-/* labels: quick timeout=240 */
+/* The program writes what a peer still reads: no tsan. */
+/* labels: quick tsan-off timeout=240 */
 #define LANES_ALL_BODIES
 #define LANES_HOST_PATHS
 #include "lanes.h"

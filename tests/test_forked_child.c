@@ -1,4 +1,5 @@
-/* labels: quick timeout=60 */
+/* labels: quick tsan-off timeout=60 */
+/* tsan-off: it starts no threads after a fork. */
 /* A forked child holds copies of its parent's objects. Whatever it does with them ends in STATE, or
  * frees the copy alone: the parent's group, its peers and its results never notice. Objects of its
  * own work. */
