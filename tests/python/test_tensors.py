@@ -227,7 +227,7 @@ def test_arguments():
         onehop.AllReduce(onehop.Rendezvous(0, 1, "alone"), "meta")
     with pytest.raises(onehop.ArgumentError, match="found str"):
         onehop.AllReduce("group", "cpu")
-    with pytest.raises(onehop.SetupError, match="RANK and WORLD_SIZE"):
+    with pytest.raises(onehop.ArgumentError, match="RANK and WORLD_SIZE"):
         onehop.AllReduce(None, "cpu")
 
 
