@@ -43,6 +43,16 @@ static void capture(job *j, int rank, onehop_stream_t stream) {
             j->in[rank][g][i] = (float)(1 + rank + 10 * g), j->out[rank][g][i] = -1;
 }
 
+/* A context and two graphs, on all ranks when this returns. */
+static onehop_stream_t begin(job *j, int rank) {
+    onehop_stream_t stream;
+    CHECK_OK(onehop_host_stream_create(&stream));
+    j->contexts[rank] = kit_open_on(j->groups[rank], KIT_PATIENCE_MS);
+    capture(j, rank, stream);
+    CHECK_OK(onehop_group_barrier(j->groups[rank]));
+    return stream;
+}
+
 static void release(job *j, int rank, onehop_stream_t stream) {
     onehop_destroy(j->contexts[rank]);
     onehop_host_stream_destroy(stream);
@@ -57,12 +67,8 @@ static void release(job *j, int rank, onehop_stream_t stream) {
 /* Rank r replays graph r. */
 static void crossed(int rank, int world, void *argument) {
     job *j = argument;
-    onehop_stream_t stream;
+    const onehop_stream_t stream = begin(j, rank);
     (void)world;
-    CHECK_OK(onehop_host_stream_create(&stream));
-    j->contexts[rank] = kit_open_on(j->groups[rank], KIT_PATIENCE_MS);
-    capture(j, rank, stream);
-    CHECK_OK(onehop_group_barrier(j->groups[rank]));
     CHECK_OK(onehop_host_graph_launch(j->graphs[rank][rank], stream));
     CHECK_RESULT(ONEHOP_ERR_MISMATCH, onehop_synchronize(j->contexts[rank], stream));
     CHECK_CONTAINS(j->counts[1] == COUNT ? "ranks 0 and 1 replayed different captured calls"
@@ -129,15 +135,12 @@ static void second_rank(job *j) {
         if (out[i] != 5555) FAIL("element %d was stored after the call had ended", i);
 }
 
-/* In the ranks' own threads, where the handler can hold one. Rank 1 ends its call while rank 0 is in the midst of it, and writes to the call's memory. */
+/* In the ranks' own threads, where the handler can hold one. Rank 1 ends its call while rank 0 is in the
+ * midst of it, and writes to the call's memory. */
 static void giving_up(int rank, int world, void *argument) {
     job *j = argument;
-    onehop_stream_t stream;
+    const onehop_stream_t stream = begin(j, rank);
     (void)world;
-    CHECK_OK(onehop_host_stream_create(&stream));
-    j->contexts[rank] = kit_open_on(j->groups[rank], KIT_PATIENCE_MS);
-    capture(j, rank, stream);
-    CHECK_OK(onehop_group_barrier(j->groups[rank]));
     if (rank == 0)
         first_rank(j);
     else

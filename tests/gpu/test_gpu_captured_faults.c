@@ -4,7 +4,7 @@
  *              host memory and so takes much longer; then rank 1 writes to its input. Rank 0 must not say OK.
  *   forked     a child of rank 0 calls, aborts and destroys its copy of the context: STATE, and the ranks go on
  * Ranks are threads that share a GPU; with the argument "processes" they are processes that share it, which
- * wants the driver's MPS daemon (docs/cli.md). */
+ * wants the driver's MPS daemon (nvidia-cuda-mps-control); a second argument is the largest world size. */
 /* labels: timeout=120 */
 #include "gpu_ranks.h"
 
