@@ -89,10 +89,10 @@ static int64_t given(int64_t value, int64_t fallback) {
     return value < 0 ? fallback : value;
 }
 
-/* ---- the plan ---- */
+/* ---- the plan -------------------------------------------------------------------------------- */
 
-/* A launcher may start this process for itself: then it starts its ranks itself, as without one. That
- * RANK and WORLD_SIZE say it of a single one is meant. */
+/* A launcher may start this process for itself: then it starts its ranks itself, as without one.
+ * That RANK and WORLD_SIZE say it of a single one is meant. */
 static bool started_alone(const oh_launcher *by) {
     return by->rank != OH_ENV_RANK && strcmp(oh_env_text(by->size), "1") == 0;
 }
@@ -249,7 +249,7 @@ static int make_plan(perf_plan *plan, const perf_flags *flags, int argc, char **
     return CLI_OK;
 }
 
-/* ---- the run ---- */
+/* ---- the run --------------------------------------------------------------------------------- */
 
 int cli_perf(int argc, char **argv) {
     perf_flags flags;
