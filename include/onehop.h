@@ -173,9 +173,9 @@ typedef struct onehop_device {
 typedef enum onehop_algorithm {
     ONEHOP_ALGORITHM_AUTO = 0,
     ONEHOP_1SHOT_PUSH = 1, /* every rank stores its data to every peer; readiness is in the data */
-    ONEHOP_2SHOT_PUSH =
-        2, /* scatter shards, reduce, push results; one launch, no barrier; with less
-                            * than 16 bytes a rank 1SHOT_PUSH runs in its place */
+    /* scatter shards, reduce, push results; one launch, no barrier; with less than 16 bytes a rank
+     * 1SHOT_PUSH runs in its place */
+    ONEHOP_2SHOT_PUSH = 2,
     ONEHOP_1SHOT_PULL = 3, /* signals, then every rank reads every peer's memory */
     ONEHOP_2SHOT_PULL = 4, /* signals; each rank reduces its shard and writes it to all */
     ONEHOP_NCCL = 5,       /* handed to NCCL; only with ONEHOP_FLAG_NCCL */
@@ -260,8 +260,8 @@ typedef void (*onehop_log_fn)(void *user, onehop_log_level level, const char *li
 
 /* Sends the library's log lines to `log` instead of stderr; NULL restores stderr. Lines above the
  * level of the environment variable ONEHOP_LOG (default warn) are not made. Nothing is logged on
- * the launch path. The call waits until no other thread is inside the old function. Any thread.
- * Since 0.1. */
+ * the launch path, but at level debug which rule chose, once for each kind of call. The call waits
+ * until no other thread is inside the old function. Any thread. Since 0.1. */
 ONEHOP_API void onehop_set_log(onehop_log_fn log, void *user);
 
 /* ---- waits ----------------------------------------------------------------------------------- */
@@ -689,24 +689,38 @@ typedef struct onehop_choice {
     uint32_t blocks;
     uint32_t threads;
     uint32_t chunks; /* pieces the message is cut into; 1 if it fits */
-    uint32_t reserved[3];
+    /* The rule of the tuning tables that chose, or that gave a named algorithm its grid: line and
+     * name of the table, a static string. 0 and NULL: none, in a group of one rank or where no rule
+     * has a grid for it. */
+    uint32_t line;
+    const char *table;
+    /* The algorithm that the call named, where it cannot serve it and another runs in its place;
+     * else AUTO. */
+    onehop_algorithm instead_of;
+    uint32_t reserved[5];
 } onehop_choice;
 
-/* What onehop_all_reduce would do with such a call: exactly what it does. The first rule of the
- * tuning table (the file that ONEHOP_TUNING names, then those compiled in; docs/design.md) that
- * serves it. Pure function of the context's settings and the arguments, the same on all ranks. With
- * source GRAPH the call is staged if at the end of the capture some rank's memory cannot be shared.
- * NCCL has blocks and threads 0. Errors: NULL, DTYPE, OP, ARGUMENT. Since 0.1. */
-ONEHOP_API onehop_result onehop_would_use(const onehop_context *context, size_t bytes,
-                                          onehop_dtype dtype, onehop_op op, onehop_mode mode,
-                                          int in_place, onehop_choice *choice_out);
+/* A call, as onehop_would_use is asked of it. */
+typedef struct onehop_query {
+    size_t struct_size;
+    size_t bytes; /* of the message; of one rank's part, of a collective in parts */
+    onehop_collective collective;
+    onehop_dtype dtype; /* not read of ONEHOP_ALL_GATHER */
+    onehop_op op;       /* 0: ONEHOP_SUM */
+    onehop_mode mode;
+    int in_place; /* read of ONEHOP_ALL_REDUCE */
+    uint32_t reserved;
+    const onehop_call *call; /* what the call names; NULL: nothing */
+} onehop_query;
 
-/* The same of any collective. `bytes` are those of one rank's part: of `out` of
- * onehop_reduce_scatter, of `in` of onehop_all_gather, which reads no dtype. Since 0.1. */
-ONEHOP_API onehop_result onehop_would_use_for(const onehop_context *context,
-                                              onehop_collective collective, size_t bytes,
-                                              onehop_dtype dtype, onehop_mode mode,
-                                              onehop_choice *choice_out);
+/* What such a call would do: exactly what it does. The first rule of the tuning tables (the file
+ * that ONEHOP_TUNING names, then those compiled in; docs/design.md) that serves it; `onehop which`
+ * says why not another. Pure function of the context's settings and the query, the same on all
+ * ranks. With source GRAPH the call is staged if at the end of the capture some rank's memory
+ * cannot be shared. NCCL has blocks and threads 0. Errors: NULL, STRUCT_SIZE, DTYPE, OP, ARGUMENT,
+ * TOO_LARGE; ALGORITHM as of the call. Since 0.1. */
+ONEHOP_API onehop_result onehop_would_use(const onehop_context *context, const onehop_query *query,
+                                          onehop_choice *choice_out);
 
 /* Capture. Between begin and end, calls whose stream is really being captured register their
  * pointers; end is collective, compares the captured calls of all ranks, exchanges handles and

@@ -227,4 +227,29 @@ static inline uint64_t random_next(uint64_t *state) {
     return z ^ z >> 31;
 }
 
+/* onehop_would_use of an all-reduce that names nothing, and of any collective. */
+static inline onehop_result would_use(const onehop_context *context, size_t bytes,
+                                      onehop_dtype dtype, onehop_op op, onehop_mode mode,
+                                      int in_place, onehop_choice *choice_out) {
+    const onehop_query query = {.struct_size = sizeof query,
+                                .bytes = bytes,
+                                .dtype = dtype,
+                                .op = op,
+                                .mode = mode,
+                                .in_place = in_place};
+    return onehop_would_use(context, &query, choice_out);
+}
+
+static inline onehop_result would_use_for(const onehop_context *context,
+                                          onehop_collective collective, size_t bytes,
+                                          onehop_dtype dtype, onehop_mode mode,
+                                          onehop_choice *choice_out) {
+    const onehop_query query = {.struct_size = sizeof query,
+                                .bytes = bytes,
+                                .collective = collective,
+                                .dtype = dtype,
+                                .mode = mode};
+    return onehop_would_use(context, &query, choice_out);
+}
+
 #endif

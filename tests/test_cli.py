@@ -562,6 +562,76 @@ class Tune(unittest.TestCase):
             self.assertIn("NCCL needs GPUs", done.stderr)
 
 
+class Which(unittest.TestCase):
+    """The rule that chooses, those passed over and why; for GPUs too, without one."""
+
+    GPU = ["--device", "cuda", "--sm", "90", "--max-blocks", "132"]
+
+    def good(self, *args, env=None):
+        done = run("which", *args, env=env)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        first, *told, last = done.stdout.splitlines()
+        return first, [re.split("  +", line.strip()) for line in told], last
+
+    def test_gpus(self):
+        first, told, last = self.good("64K", "-d", "bf16", "-g", "2", *self.GPU)
+        self.assertEqual(first, "all_reduce of 65536 bytes, bfloat16, 2 ranks, sm_90, grids to 132 blocks, eager")
+        self.assertEqual([why for _, _, why in told], ["the message is longer"] * (len(told) - 1) + ["chosen"])
+        self.assertEqual(told[-1][1], "2 any 64K 1shot_push - 33 128")
+        self.assertEqual(last, f"runs 1shot_push, grid 33 x 128, 1 chunk, by {told[-1][0]}")
+        table, line = told[-1][0].split(":")
+        with open(os.path.join(os.path.dirname(__file__), "..", "src", "comm", "tables", table)) as file:
+            self.assertEqual(file.read().splitlines()[int(line) - 1].split(), told[-1][1].split())
+
+    def test_reasons(self):
+        _, told, _ = self.good("1M", "-g", "8", "--graph", *self.GPU)
+        why = {text: reason for _, text, reason in told}
+        self.assertEqual(why["8-16 graph 512K-128M 2shot_pull multicast 17 max"], "multicast is off")
+        self.assertEqual(why["8-16 eager 128M 2shot_pull multicast 17 max"], "it is for eager calls")
+        self.assertEqual(why["8-16 any 128M-any nccl - - -"], "the message is shorter")
+        self.assertIn("nccl is off", {reason for *_, reason in self.good("256M", "-g", "8", *self.GPU)[1]})
+        self.assertTrue(self.good("256M", "-g", "8", "--nccl", *self.GPU)[2].startswith("runs nccl"))
+        self.assertIn("over multicast", self.good("1M", "-g", "8", "--multicast", *self.GPU)[2])
+
+    def test_operations(self):
+        for op, size, runs in (("reduce_scatter", "1M", "scatter_push"), ("all_gather", "1K", "gather_ll"),
+                               ("all_reduce_norm", "1M", "2shot_push"), ("tp_qknorm", "800", "1shot_push")):
+            first, told, last = self.good(size, "-g", "4", "-o", op, *self.GPU)
+            self.assertTrue(first.startswith(op + " of "), first)
+            self.assertEqual((told[-1][2], told[-1][1].split()[3]), ("chosen", runs))
+            self.assertTrue(last.startswith("runs " + runs), last)
+        _, told, _ = self.good("96K", "-g", "4", "-o", "all_reduce_norm", "--row", "32K", *self.GPU)
+        self.assertIn("the message is shorter", [why for *_, why in told])
+        _, told, _ = self.good("480K", "-g", "16", "-o", "all_reduce_norm", "--row", "32K", *self.GPU)
+        self.assertIn("there are fewer rows than ranks", [why for *_, why in told])
+
+    def test_named(self):
+        last = self.good("32", "-g", "4", "--algo", "2shot_push", *self.GPU)[2]
+        self.assertTrue(last.startswith("runs 1shot_push instead of 2shot_push, which cannot serve it, "), last)
+        _, told, last = self.good("1M", "-g", "2", "--algo", "1shot_pull", "--graph", *self.GPU)
+        self.assertTrue(last.startswith("runs 1shot_pull over graph, grid 129 x 256"), last)
+        self.assertIn("another algorithm was named", [why for *_, why in told])
+
+    def test_here_and_files(self):
+        self.assertRegex(self.good("4K", "--device", "host", "-g", "3")[2], r"^runs host_1shot, .* by host\.table:\d+$")
+        self.assertEqual(self.good("4K", "-g", "1", "--device", "host")[1:], ([], "runs local_copy, 1 chunk, by no rule"))
+        with tempfile.NamedTemporaryFile("w", suffix=".table") as file:
+            file.write("onehop-tuning 1\ndevice host\n\n3 any 8K host_2shot - 1 1\n")
+            file.flush()
+            last = self.good("4K", "--device", "host", "-g", "3", env={"ONEHOP_TUNING": file.name})[2]
+            self.assertEqual(last, f"runs host_2shot, grid 1 x 1, 1 chunk, by {file.name}:4")
+
+    def test_refusals(self):
+        for args, code, word in (([], 2, "SIZE is missing"), (["1X"], 2, "'1X'"), (["6", "-g", "2"], 2, "whole elements"),
+                                 (["4K", "--algo", "ring"], 2, "expected one of auto, 1shot_push"),
+                                 (["100", "-o", "all_reduce_norm"], 2, "whole rows of 8192"),
+                                 (["4K", "--device", "host", "--algo", "nccl"], 3, "not available on the host"),
+                                 (["4K", "-g", "99"], 2, "'99'")):
+            done = run("which", *args)
+            self.assertEqual(done.returncode, code, done.stderr)
+            self.assertIn(word, done.stderr)
+
+
 class Faults(unittest.TestCase):
     def read_header(self, process):
         for line in process.stdout:

@@ -303,8 +303,8 @@ static void streams_and_none(int rank, int world_size, void *argument) {
 static void check_choice(team *t, size_t count, onehop_dtype dtype, bool in_place) {
     onehop_choice choice;
     onehop_stats before, after;
-    CHECK_OK(onehop_would_use(t->contexts[0], count * onehop_dtype_bytes(dtype), dtype, ONEHOP_SUM,
-                              ONEHOP_MODE_EAGER, in_place, &choice));
+    CHECK_OK(would_use(t->contexts[0], count * onehop_dtype_bytes(dtype), dtype, ONEHOP_SUM,
+                       ONEHOP_MODE_EAGER, in_place, &choice));
     CHECK_OK(onehop_get_stats(t->contexts[0], &before));
     for (int r = 0; r < t->world_size; r++) {
         void *in = t->buffers[r]->in, *out = in_place ? in : t->buffers[r]->out;
@@ -333,10 +333,10 @@ static void choices(team *t) {
                 check_choice(t, limits[i] / onehop_dtype_bytes((onehop_dtype)d) + (size_t)step,
                              (onehop_dtype)d, step == 0);
     onehop_choice small, large;
-    CHECK_OK(onehop_would_use(t->contexts[0], 2048, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_GRAPH,
-                              0, &small));
-    CHECK_OK(onehop_would_use(t->contexts[0], 65540, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_GRAPH,
-                              0, &large));
+    CHECK_OK(
+        would_use(t->contexts[0], 2048, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_GRAPH, 0, &small));
+    CHECK_OK(
+        would_use(t->contexts[0], 65540, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_GRAPH, 0, &large));
     CHECK_INT(ONEHOP_HOST_1SHOT, small.algorithm);
     CHECK_INT(1, small.chunks);
     CHECK_INT(t->world_size == 2 ? ONEHOP_HOST_1SHOT : ONEHOP_HOST_2SHOT, large.algorithm);
@@ -381,7 +381,7 @@ static void alone(void) {
     CHECK_OK(onehop_synchronize(ctx, stream));
     CHECK_BYTES(odd_bits, out, sizeof out);
     onehop_host_graph_destroy(graph);
-    CHECK_OK(onehop_would_use(ctx, 32, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
+    CHECK_OK(would_use(ctx, 32, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
     CHECK_INT(ONEHOP_LOCAL_COPY, choice.algorithm);
     CHECK_OK(onehop_get_stats(ctx, &stats));
     CHECK_INT(4, stats.calls);

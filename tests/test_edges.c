@@ -72,8 +72,7 @@ static void compare(own *o, onehop_algorithm algorithm, onehop_dtype dtype, size
     }
     guarded_check(&o->out, what);
     if (!in_place) guarded_check(&o->in, what);
-    CHECK_OK(onehop_would_use(o->context, bytes, dtype, ONEHOP_SUM, ONEHOP_MODE_EAGER, in_place,
-                              &choice));
+    CHECK_OK(would_use(o->context, bytes, dtype, ONEHOP_SUM, ONEHOP_MODE_EAGER, in_place, &choice));
     CHECK_INT(ONEHOP_SOURCE_NONE, choice.source); /* pull algorithms are not chosen by themselves */
     if (algorithm) choice.algorithm = algorithm;
     if (algorithm == ONEHOP_2SHOT_PUSH && bytes <= 16 * ((size_t)o->world - 1))

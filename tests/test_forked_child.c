@@ -115,10 +115,9 @@ static void use_context(onehop_context *context, onehop_stream stream) {
     REFUSED(onehop_reduce_scatter(context, x, y, 4, ONEHOP_FLOAT32, ONEHOP_SUM, stream));
     REFUSED(onehop_all_gather(context, x, y, 16, stream));
     REFUSED(onehop_all_reduce_norm(context, &norm, NULL, stream));
+    REFUSED(would_use(context, 16, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
     REFUSED(
-        onehop_would_use(context, 16, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
-    REFUSED(onehop_would_use_for(context, ONEHOP_ALL_GATHER, 16, ONEHOP_FLOAT32, ONEHOP_MODE_EAGER,
-                                 &choice));
+        would_use_for(context, ONEHOP_ALL_GATHER, 16, ONEHOP_FLOAT32, ONEHOP_MODE_EAGER, &choice));
     REFUSED(onehop_capture_begin(context));
     REFUSED(onehop_capture_end(context));
     REFUSED(onehop_capture_begin_all(&context, 1));

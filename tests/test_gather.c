@@ -289,16 +289,16 @@ static void wrong_arguments(onehop_context *context, int rank, int world, void *
     REFUSED(ONEHOP_ERR_ALGORITHM, "gather_ll has none",
             onehop_all_gather_with(context, part, all, 4, &call, NULL));
     REFUSED(ONEHOP_ERR_ARGUMENT, "collective 3",
-            onehop_would_use_for(context, (onehop_collective)3, 4, ONEHOP_FLOAT32,
-                                 ONEHOP_MODE_EAGER, &choice));
+            would_use_for(context, (onehop_collective)3, 4, ONEHOP_FLOAT32, ONEHOP_MODE_EAGER,
+                          &choice));
     CHECK_OK(onehop_all_gather(context, NULL, NULL, 0, NULL)); /* nothing */
     CHECK_OK(SCATTER(NULL, NULL, 0));
 
-    CHECK_OK(onehop_would_use_for(context, ONEHOP_ALL_GATHER, 5, 0, ONEHOP_MODE_GRAPH, &choice));
+    CHECK_OK(would_use_for(context, ONEHOP_ALL_GATHER, 5, 0, ONEHOP_MODE_GRAPH, &choice));
     CHECK_INT(ONEHOP_HOST_GATHER, choice.algorithm);
     CHECK_INT(1, choice.chunks);
-    CHECK_OK(onehop_would_use_for(context, ONEHOP_REDUCE_SCATTER, (size_t)1 << 30, ONEHOP_FLOAT16,
-                                  ONEHOP_MODE_EAGER, &choice));
+    CHECK_OK(would_use_for(context, ONEHOP_REDUCE_SCATTER, (size_t)1 << 30, ONEHOP_FLOAT16,
+                           ONEHOP_MODE_EAGER, &choice));
     CHECK_INT(ONEHOP_HOST_SCATTER, choice.algorithm);
     CHECK_OK(SCATTER(all, part, 4));
     CHECK_OK(onehop_all_gather(context, part, all, 5, NULL));

@@ -68,8 +68,10 @@ static void every_kernel(int index) {
 static void one_kernel(void) {
     size_t count;
     const oh_kernel *list = oh_kernel_list(&count);
-    const int push = oh_kernel_find(ONEHOP_DEVICE_CUDA, ONEHOP_1SHOT_PUSH, ONEHOP_BFLOAT16, 2),
-              pull = oh_kernel_find(ONEHOP_DEVICE_CUDA, ONEHOP_2SHOT_PULL, ONEHOP_FLOAT32, 8);
+    const int push = oh_kernel_find(ONEHOP_DEVICE_CUDA, OH_PLAIN, ONEHOP_1SHOT_PUSH,
+                                    ONEHOP_BFLOAT16, 2),
+              pull = oh_kernel_find(ONEHOP_DEVICE_CUDA, OH_PLAIN, ONEHOP_2SHOT_PULL, ONEHOP_FLOAT32,
+                                    8);
     oh_jit_image image = compile(push, NULL, false, 90);
     CHECK(contains(&image, list[push].name));
     CHECK(!contains(&image, list[pull].name));
@@ -116,7 +118,7 @@ static void becomes_part(void) {
                                             scaled("x * gain[row] + (float)i")};
     for (int a = ONEHOP_1SHOT_PUSH; a <= ONEHOP_2SHOT_PULL; a++) {
         const int kernel =
-            oh_kernel_find(ONEHOP_DEVICE_CUDA, (onehop_algorithm)a, ONEHOP_BFLOAT16, 2);
+            oh_kernel_find(ONEHOP_DEVICE_CUDA, OH_PLAIN, (onehop_algorithm)a, ONEHOP_BFLOAT16, 2);
         oh_jit_image images[] = {compile(kernel, NULL, true, 90),
                                  compile(kernel, &ops[0], true, 90),
                                  compile(kernel, &ops[1], true, 90)};

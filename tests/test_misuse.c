@@ -125,15 +125,15 @@ static void arguments_of_calls(void) {
             onehop_all_reduce_with(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, s));
 #undef WITH
     REFUSED(ONEHOP_ERR_ARGUMENT, "mode is 7, expected eager (0) or graph (1)",
-            onehop_would_use(ctx, 64, ONEHOP_FLOAT32, ONEHOP_SUM, (onehop_mode)7, 0, &choice));
+            would_use(ctx, 64, ONEHOP_FLOAT32, ONEHOP_SUM, (onehop_mode)7, 0, &choice));
     REFUSED(ONEHOP_ERR_ARGUMENT, "6 bytes, expected a positive multiple of 4",
-            onehop_would_use(ctx, 6, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
+            would_use(ctx, 6, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
     REFUSED(ONEHOP_ERR_ARGUMENT, "0 bytes",
-            onehop_would_use(ctx, 0, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
+            would_use(ctx, 0, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
     REFUSED(ONEHOP_ERR_DTYPE, "data type 9",
-            onehop_would_use(ctx, 64, (onehop_dtype)9, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
+            would_use(ctx, 64, (onehop_dtype)9, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
     REFUSED(ONEHOP_ERR_OP, "reduction 9",
-            onehop_would_use(ctx, 64, ONEHOP_FLOAT32, (onehop_op)9, ONEHOP_MODE_EAGER, 0, &choice));
+            would_use(ctx, 64, ONEHOP_FLOAT32, (onehop_op)9, ONEHOP_MODE_EAGER, 0, &choice));
     REFUSED(ONEHOP_ERR_ARGUMENT, "0 ms, expected 1..", onehop_set_timeout(ctx, 0));
     REFUSED(ONEHOP_ERR_ARGUMENT, "4294967295 ms", onehop_set_timeout(ctx, UINT32_MAX));
     REFUSED(ONEHOP_ERR_STATE, "not capturing", onehop_capture_end(ctx));
@@ -218,9 +218,9 @@ static void null_pointers(void) {
     REFUSED(ONEHOP_ERR_NULL, "call",
             onehop_all_reduce_with(p.contexts[0], a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
     REFUSED(ONEHOP_ERR_NULL, "context",
-            onehop_would_use(NULL, 8, ONEHOP_FLOAT32, ONEHOP_SUM, 0, 0, &choice));
+            would_use(NULL, 8, ONEHOP_FLOAT32, ONEHOP_SUM, 0, 0, &choice));
     REFUSED(ONEHOP_ERR_NULL, "choice_out",
-            onehop_would_use(p.contexts[0], 8, ONEHOP_FLOAT32, ONEHOP_SUM, 0, 0, NULL));
+            would_use(p.contexts[0], 8, ONEHOP_FLOAT32, ONEHOP_SUM, 0, 0, NULL));
     REFUSED(ONEHOP_ERR_NULL, "context", onehop_capture_begin(NULL));
     REFUSED(ONEHOP_ERR_NULL, "context", onehop_capture_end(NULL));
     REFUSED(ONEHOP_ERR_NULL, "contexts", onehop_capture_begin_all(NULL, 2));

@@ -127,8 +127,7 @@ static void by_rule(onehop_context *context, int rank, int world, void *argument
     const bool on = *(const bool *)argument;
     onehop_choice choice;
     float data[64], want[64];
-    CHECK_OK(
-        onehop_would_use(context, 256, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 1, &choice));
+    CHECK_OK(would_use(context, 256, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 1, &choice));
     CHECK_INT(on ? ONEHOP_SOURCE_MULTICAST : ONEHOP_SOURCE_WORKSPACE, choice.source);
     input_fill(data, INPUT_REAL, 5, rank, 0, 64, ONEHOP_FLOAT32);
     reference_of_inputs(want, INPUT_REAL, 5, world, 0, 64, ONEHOP_FLOAT32);

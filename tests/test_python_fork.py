@@ -104,7 +104,7 @@ def main():
     inside.start()
     while True:  # until the thread is in the call
         try:
-            contexts[0].would_use(4, FLOAT, onehop.Mode.EAGER, 0)
+            contexts[0].would_use(4, 0, FLOAT, onehop.Mode.EAGER, 0)
         except onehop.Error:
             break
     child = os.fork()

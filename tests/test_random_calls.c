@@ -198,8 +198,8 @@ static void rows(onehop_context *context, int rank, int world, void *argument) {
     for (size_t n = 1; n <= max; n = n < 8 ? n + 1 : n + n / 3) {
         char what[64];
         onehop_choice choice;
-        CHECK_OK(onehop_would_use(context, n * COLUMNS * 2, dtype, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0,
-                                  &choice));
+        CHECK_OK(
+            would_use(context, n * COLUMNS * 2, dtype, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
         ways |= 1u << choice.algorithm | (choice.chunks > 1 ? 1u << 16 : 0);
         memset(out, 0xA5, ROOM * 2);
         CHECK_OK(onehop_all_reduce(context, in, out, n * COLUMNS, dtype, ONEHOP_SUM, NULL));

@@ -150,7 +150,7 @@ static void ask(void) {
     static onehop_symmetric *symmetric;
     OK(onehop_get_stats(context, &stats));
     CHECK_INT(40, stats.registrations_direct);
-    OK(onehop_would_use(context, 4096, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
+    OK(would_use(context, 4096, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
     OK(onehop_prepare(context, NULL));
     OK(onehop_set_timeout(context, 20000));
     OK(onehop_synchronize(context, stream));

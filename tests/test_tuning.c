@@ -155,10 +155,10 @@ static void check_plan(const oh_dispatch *d, const oh_question *q) {
     }
     size_t count;
     const oh_kernel *kernels = oh_kernel_list(&count);
-    CHECK(plan.kernel >= 0 &&
-          plan.kernel == (c->source == ONEHOP_SOURCE_MULTICAST
-                              ? oh_kernel_find_multicast(c->algorithm, q->dtype)
-                              : oh_kernel_find(d->kind, c->algorithm, q->dtype, d->world)));
+    CHECK(plan.kernel >= 0 && plan.kernel == (c->source == ONEHOP_SOURCE_MULTICAST
+                                                  ? oh_kernel_find_multicast(c->algorithm, q->dtype)
+                                                  : oh_kernel_find(d->kind, OH_PLAIN, c->algorithm,
+                                                                   q->dtype, d->world)));
     CHECK(plan.chunk_bytes > 0 && plan.chunk_bytes <= UINT32_MAX);
     CHECK(c->chunks == (q->bytes + plan.chunk_bytes - 1) / plan.chunk_bytes);
     CHECK(c->blocks >= 1 && c->blocks <= d->regions.max_blocks);
@@ -194,8 +194,13 @@ static void check_sizes(const oh_dispatch *d) {
             for (int how = 0; how < 12; how++) {
                 const size_t size = onehop_dtype_bytes((onehop_dtype)type);
                 const size_t bytes = ((size_t)1 << power) + (size_t)(how % 3 - 1) * size;
-                oh_question q = {bytes, (onehop_dtype)type, (onehop_mode)(how / 3 % 2), how >= 6,
-                                 NULL,  ONEHOP_ALL_REDUCE};
+                oh_question q = {bytes,
+                                 (onehop_dtype)type,
+                                 (onehop_mode)(how / 3 % 2),
+                                 how >= 6,
+                                 NULL,
+                                 ONEHOP_ALL_REDUCE,
+                                 NULL};
                 if (bytes > 0 && bytes % size == 0 && bytes <= (size_t)1 << 40) check_plan(d, &q);
                 if (!bytes || bytes % size || bytes > ((size_t)1 << 40) / (size_t)d->world)
                     continue;
@@ -239,7 +244,7 @@ static void total(void) {
 
 static oh_plan choose(const oh_dispatch *d, size_t bytes, onehop_mode mode, bool in_place,
                       const onehop_call *call) {
-    const oh_question q = {bytes, ONEHOP_BFLOAT16, mode, in_place, call, ONEHOP_ALL_REDUCE};
+    const oh_question q = {bytes, ONEHOP_BFLOAT16, mode, in_place, call, ONEHOP_ALL_REDUCE, NULL};
     oh_plan plan;
     CHECK_OK(oh_dispatch_choose(d, &q, &plan));
     return plan;
@@ -291,13 +296,13 @@ static void passed_over(void) {
     /* 2shot_push gives each rank a unit at least; without a kernel it is never chosen. */
     init_text(&d, CUDA "4 any any 2shot_push - 3 64\n4 any any 1shot_push - 3 64\n", 90, 4, false);
     const bool built =
-        oh_kernel_find(ONEHOP_DEVICE_CUDA, ONEHOP_2SHOT_PUSH, ONEHOP_BFLOAT16, 4) >= 0;
+        oh_kernel_find(ONEHOP_DEVICE_CUDA, OH_PLAIN, ONEHOP_2SHOT_PUSH, ONEHOP_BFLOAT16, 4) >= 0;
     EXPECT("1shot_push", 48, EAGER, false);
     EXPECT(built ? "2shot_push" : "1shot_push", 50, EAGER, false);
     /* A table that lacks something: found, not guessed. */
     init_text(&d, CUDA "2 any 1K 1shot_push - 3 64\n", 90, 2, false);
-    const oh_question q = {1026, ONEHOP_BFLOAT16,  ONEHOP_MODE_EAGER, false,
-                           NULL, ONEHOP_ALL_REDUCE};
+    const oh_question q = {1026, ONEHOP_BFLOAT16, ONEHOP_MODE_EAGER, false, NULL, ONEHOP_ALL_REDUCE,
+                           NULL};
     oh_plan plan;
     CHECK_RESULT(ONEHOP_ERR_INTERNAL, oh_dispatch_choose(&d, &q, &plan));
 }
@@ -332,7 +337,8 @@ static void windows_of_multicast(void) {
     CHECK_INT(oh_kernel_find_multicast(ONEHOP_2SHOT_PULL, ONEHOP_BFLOAT16), plan.kernel);
     init_text(&d, text, 90, 2, false);
     CHECK_INT(1, d.row_count);
-    const oh_question q = {64, ONEHOP_BFLOAT16, ONEHOP_MODE_EAGER, false, &call, ONEHOP_ALL_REDUCE};
+    const oh_question q = {64,  ONEHOP_BFLOAT16, ONEHOP_MODE_EAGER, false, &call, ONEHOP_ALL_REDUCE,
+                           NULL};
     CHECK_RESULT(ONEHOP_ERR_ALGORITHM, oh_dispatch_choose(&d, &q, &plan));
 }
 
@@ -378,7 +384,8 @@ static void grids(void) {
     plan = choose(&d, 64, ONEHOP_MODE_EAGER, false, &call);
     expect_grid(&plan, 0, 0);
     call.blocks = 3;
-    const oh_question q = {64, ONEHOP_BFLOAT16, ONEHOP_MODE_EAGER, false, &call, ONEHOP_ALL_REDUCE};
+    const oh_question q = {64,  ONEHOP_BFLOAT16, ONEHOP_MODE_EAGER, false, &call, ONEHOP_ALL_REDUCE,
+                           NULL};
     CHECK_RESULT(ONEHOP_ERR_ALGORITHM, oh_dispatch_choose(&d, &q, &plan));
     /* What was measured stays. */
     static const struct {
@@ -427,13 +434,98 @@ static void sizes_on_gpus(void) {
               false);
     usual.push_bytes = 1 << 25;
     oh_dispatch_sizes(&d, 0, false, &usual, &push, &pull);
-    if (oh_kernel_find(ONEHOP_DEVICE_CUDA, ONEHOP_2SHOT_PUSH, ONEHOP_FLOAT32, 4) >= 0)
+    if (oh_kernel_find(ONEHOP_DEVICE_CUDA, OH_PLAIN, ONEHOP_2SHOT_PUSH, ONEHOP_FLOAT32, 4) >= 0)
         CHECK_INT(3 << 20, push); /* two shards */
     init_text(&d, text, 90, 2, false);
     oh_dispatch_sizes(&d, 0, true, &usual, &push, &pull);
     CHECK_INT(OH_DISPATCH_MAX_BYTES, pull);
     oh_dispatch_sizes(&d, 2000001, false, &usual, &push, &pull);
     CHECK_INT(2002944, push); /* whole pages */
+}
+
+/* ---- which rule ------------------------------------------------------------------------------ */
+
+static void expect_rule(const oh_plan *plan, uint32_t line, const char *text) {
+    uint32_t found;
+    char rule[OH_TUNING_TEXT];
+    CHECK(plan->rule != NULL);
+    CHECK_TEXT("some.table", oh_tuning_where(plan->rule, &found));
+    CHECK_INT(line, found);
+    CHECK_TEXT(text, oh_tuning_text(plan->rule, rule));
+}
+
+/* Table and line of the rule that chose, of a named algorithm of the one that gave its grid; and
+ * what was named, if another runs in its place. */
+static void says_which_rule(void) {
+    static const char text[] = CUDA "2 any any 1shot_push - 3 64\n# others\n\n"
+                                    "3-8 eager 1K 1shot_push - 9 128\n"
+                                    "3-8 any 3000-64M 2shot_push - max max\n"
+                                    "3-8 any any 2shot_pull workspace 65 512\n";
+    onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
+    oh_dispatch d;
+    oh_plan plan;
+    init_text(&d, text, 90, 4, false);
+    plan = choose(&d, 1024, ONEHOP_MODE_EAGER, false, NULL);
+    expect_rule(&plan, 6, "3-8 eager 1K 1shot_push - 9 128");
+    CHECK_INT(ONEHOP_ALGORITHM_AUTO, plan.choice.instead_of);
+    plan = choose(&d, 1024, ONEHOP_MODE_GRAPH, false, NULL);
+    expect_rule(&plan, 8, "3-8 any any 2shot_pull workspace 65 512");
+    plan = choose(&d, 4096, ONEHOP_MODE_GRAPH, false, NULL);
+    expect_rule(&plan, 7, "3-8 any 3000-64M 2shot_push - max max");
+    call.algorithm = ONEHOP_2SHOT_PUSH;
+    plan = choose(&d, 64, ONEHOP_MODE_EAGER, false, &call);
+    CHECK_INT(ONEHOP_2SHOT_PUSH, plan.choice.algorithm);
+    CHECK_INT(ONEHOP_ALGORITHM_AUTO, plan.choice.instead_of);
+    expect_rule(&plan, 6,
+                "3-8 eager 1K 1shot_push - 9 128"); /* has none that fits: the grid of this */
+    plan = choose(&d, 48, ONEHOP_MODE_EAGER, false, &call);
+    CHECK_INT(ONEHOP_1SHOT_PUSH, plan.choice.algorithm);
+    CHECK_INT(ONEHOP_2SHOT_PUSH, plan.choice.instead_of);
+    expect_rule(&plan, 6, "3-8 eager 1K 1shot_push - 9 128");
+}
+
+static char told[8][400];
+static int lines_told;
+
+static void keep_told(void *user, onehop_log_level level, const char *line) {
+    (void)user;
+    if (level != ONEHOP_LOG_DEBUG || !strstr(line, " bytes of ")) return;
+    CHECK(lines_told < 8);
+    snprintf(told[lines_told++], sizeof told[0], "%s", line);
+}
+
+/* The debug log says the rule once for each kind of call; at other levels nothing. */
+static void tells_once(int rank, int world_size, void *argument) {
+    const bool debug = *(const bool *)argument;
+    setenv("ONEHOP_LOG", debug ? "debug" : "info", 1);
+    onehop_set_log(keep_told, NULL);
+    onehop_context *ctx = kit_open(rank, world_size, debug ? "told" : "not told", KIT_PATIENCE_MS);
+    const kit_way ways[] = {{"auto", 256, ONEHOP_ALGORITHM_AUTO},
+                            {"named", 8, ONEHOP_2SHOT_PUSH},
+                            {"auto", 257, ONEHOP_ALGORITHM_AUTO}};
+    kit_buffers *m = kit_buffers_make();
+    for (int i = 0; i < 9; i++) CHECK_OK(kit_call(ctx, &ways[i % 3], m, 5));
+    onehop_destroy(ctx);
+    onehop_set_log(NULL, NULL);
+    unsetenv("ONEHOP_LOG");
+    free(m);
+    CHECK_INT(debug ? 3 : 0, lines_told);
+    if (!debug) return;
+    CHECK_CONTAINS("all_reduce of 1024 bytes of float32, eager: host_1shot, grid 1x1, 1 chunk, by "
+                   "host.table:10 (3 any 64K host_1shot - 1 1)",
+                   told[0]);
+    CHECK_CONTAINS(
+        "of 32 bytes of float32, eager: 1shot_push instead of 2shot_push, which cannot serve "
+        "it, grid 3x1, 1 chunk, by no rule",
+        told[1]);
+    CHECK_CONTAINS("of 1028 bytes", told[2]);
+}
+
+static void tells_rules(void) {
+    for (int debug = 0; debug < 2; debug++) {
+        bool on = debug;
+        run_ranks(3, tells_once, &on);
+    }
 }
 
 /* ---- a file decides -------------------------------------------------------------------------- */
@@ -475,8 +567,7 @@ static void expect_run(onehop_context *ctx, size_t count, onehop_algorithm want,
     const size_t bytes = count * sizeof(float);
     onehop_choice choice;
     onehop_stats before, after;
-    CHECK_OK(
-        onehop_would_use(ctx, bytes, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
+    CHECK_OK(would_use(ctx, bytes, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
     CHECK_INT(want, choice.algorithm);
     CHECK_INT(blocks, choice.blocks);
     kit_way way = {"by table", count, ONEHOP_ALGORITHM_AUTO};
@@ -499,8 +590,8 @@ static void expect_captured(onehop_context *ctx, size_t count, bool in_place,
     onehop_host_graph *graph;
     kit_buffers *m = kit_buffers_make();
     float *out = in_place ? m->in : m->out;
-    CHECK_OK(onehop_would_use(ctx, bytes, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_GRAPH, in_place,
-                              &choice));
+    CHECK_OK(
+        would_use(ctx, bytes, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_GRAPH, in_place, &choice));
     CHECK_INT(want, choice.algorithm);
     CHECK_OK(onehop_host_stream_create(&stream));
     CHECK_OK(onehop_get_stats(ctx, &before));
@@ -524,6 +615,21 @@ static void by_file(int rank, int world_size, void *argument) {
     const tables *t = argument;
     setenv("ONEHOP_TUNING", t->path[rank], 1);
     onehop_context *ctx = kit_open(rank, world_size, "by file", KIT_PATIENCE_MS);
+    onehop_choice choice;
+    CHECK_OK(would_use(ctx, 1028, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
+    CHECK_TEXT(t->path[rank], choice.table);
+    CHECK_INT(rank == 1 ? 5 : 4, choice.line); /* rank 1's file has a comment more */
+    onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
+    const onehop_query query = {
+        .struct_size = sizeof query, .bytes = 32, .dtype = ONEHOP_FLOAT32, .call = &call};
+    call.algorithm = ONEHOP_2SHOT_PUSH;
+    CHECK_OK(onehop_would_use(ctx, &query, &choice)); /* less than a unit for each of three */
+    CHECK_INT(ONEHOP_1SHOT_PUSH, choice.algorithm);
+    CHECK_INT(ONEHOP_2SHOT_PUSH, choice.instead_of);
+    CHECK_INT(5, choice.blocks);
+    call.algorithm = ONEHOP_NCCL;
+    CHECK_RESULT(ONEHOP_ERR_ALGORITHM, onehop_would_use(ctx, &query, &choice));
+    CHECK_RESULT(ONEHOP_ERR_NULL, onehop_would_use(ctx, NULL, &choice));
     expect_run(ctx, 256, ONEHOP_1SHOT_PUSH, 5);
     expect_run(ctx, 257, ONEHOP_2SHOT_PULL, 4);
     expect_run(ctx, 513, ONEHOP_HOST_2SHOT, 1);
@@ -681,6 +787,7 @@ static size_t list_edges(const onehop_context *ctx, edge_call *calls, size_t *ro
     size_t n = 0, used = EDGE_GUARD;
     for (size_t i = 0; i < 2 * d->row_count; i++) {
         const uint64_t bound = i % 2 ? d->rules[i / 2].above : d->rules[i / 2].up_to;
+        if (d->rules[i / 2].operation != OH_PLAIN) continue;
         for (size_t k = 0; bound && bound < EDGE_MAX - 4 && k < 18; k++) {
             edge_call *c = &calls[n];
             if ((i / 2 + k + k / 3) % step) continue;
@@ -702,7 +809,7 @@ static void edge_run(onehop_context *ctx, const edge_call *c, const void *in, vo
     const size_t bytes = c->count * onehop_dtype_bytes(c->dtype);
     onehop_choice choice;
     onehop_stats before, after;
-    CHECK_OK(onehop_would_use(ctx, bytes, c->dtype, ONEHOP_SUM, mode, c->in_place, &choice));
+    CHECK_OK(would_use(ctx, bytes, c->dtype, ONEHOP_SUM, mode, c->in_place, &choice));
     CHECK_OK(onehop_get_stats(ctx, &before));
     CHECK_OK(onehop_all_reduce(ctx, in, out, c->count, c->dtype, ONEHOP_SUM, stream));
     CHECK_OK(onehop_get_stats(ctx, &after));
@@ -892,6 +999,8 @@ int main(void) {
     passed_over();
     windows_of_multicast();
     grids();
+    says_which_rule();
+    tells_rules();
     sizes_on_gpus();
     medians_that_settle();
     odd_files();

@@ -397,30 +397,30 @@ static PyObject *context_synchronize(Context *self, PyObject *stream) {
 }
 
 static PyObject *choice_tuple(const onehop_choice *choice) {
-    return Py_BuildValue("(iiIII)", (int)choice->algorithm, (int)choice->source, choice->blocks,
-                         choice->threads, choice->chunks);
+    return Py_BuildValue("(iiIIIzIi)", (int)choice->algorithm, (int)choice->source, choice->blocks,
+                         choice->threads, choice->chunks, choice->table, choice->line,
+                         (int)choice->instead_of);
 }
 
 static PyObject *context_would_use(Context *self, PyObject *args) {
     Py_ssize_t bytes;
-    int dtype, mode, in_place;
+    int collective, dtype, mode, in_place, algorithm = 0, source = 0;
     onehop_choice choice;
-    if (!PyArg_ParseTuple(args, "niii", &bytes, &dtype, &mode, &in_place) || enter(self))
+    onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
+    onehop_query query = ONEHOP_CONFIG_INIT(onehop_query);
+    if (!PyArg_ParseTuple(args, "niiii|ii", &bytes, &collective, &dtype, &mode, &in_place,
+                          &algorithm, &source) ||
+        enter(self))
         return NULL;
-    const onehop_result result = onehop_would_use(self->context, (size_t)bytes, (onehop_dtype)dtype,
-                                                  ONEHOP_SUM, (onehop_mode)mode, in_place, &choice);
-    return result ? fail(self, result) : choice_tuple(&choice);
-}
-
-static PyObject *context_would_use_for(Context *self, PyObject *args) {
-    Py_ssize_t bytes;
-    int collective, dtype, mode;
-    onehop_choice choice;
-    if (!PyArg_ParseTuple(args, "inii", &collective, &bytes, &dtype, &mode) || enter(self))
-        return NULL;
-    const onehop_result result =
-        onehop_would_use_for(self->context, (onehop_collective)collective, (size_t)bytes,
-                             (onehop_dtype)dtype, (onehop_mode)mode, &choice);
+    call.algorithm = (onehop_algorithm)algorithm;
+    call.source = (onehop_source)source;
+    query.bytes = (size_t)bytes;
+    query.collective = (onehop_collective)collective;
+    query.dtype = (onehop_dtype)dtype;
+    query.mode = (onehop_mode)mode;
+    query.in_place = in_place;
+    query.call = &call;
+    const onehop_result result = onehop_would_use(self->context, &query, &choice);
     return result ? fail(self, result) : choice_tuple(&choice);
 }
 
@@ -605,10 +605,10 @@ static PyMethodDef methods[] = {
            "all_reduce_op(op, in, out, count, scalars, arrays, algorithm, source, blocks, threads, "
            "stream)"),
     METHOD(synchronize, METH_O, "synchronize(stream): waits, watching the peers"),
-    METHOD(
-        would_use, METH_VARARGS,
-        "would_use(bytes, dtype, mode, in_place) -> (algorithm, source, blocks, threads, chunks)"),
-    METHOD(would_use_for, METH_VARARGS, "would_use_for(collective, bytes, dtype, mode)"),
+    METHOD(would_use, METH_VARARGS,
+           "would_use(bytes, collective, dtype, mode, in_place, algorithm=0, source=0) -> "
+           "(algorithm, source, blocks, threads, chunks, table, line, "
+           "instead_of)"),
     METHOD(capture_begin, METH_NOARGS, "from here on captured calls note their memory"),
     METHOD(capture_end, METH_NOARGS, "collective: compares and registers the captured calls"),
     METHOD(capture_inputs, METH_NOARGS, "[(in, out, bytes)] of captured calls that take addresses"),

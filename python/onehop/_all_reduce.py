@@ -168,11 +168,8 @@ class AllReduce(FusedCalls):
         else:
             size, code = tensor_or_bytes, dtype_of(dtype or torch.bfloat16)
         mode = Mode.GRAPH if graph else Mode.EAGER
-        if collective == Collective.ALL_REDUCE:
-            found = self.context.would_use(size, code, mode, in_place)
-        else:
-            found = self.context.would_use_for(collective, size, code, mode)
-        return Choice(Algorithm(found[0]), Source(found[1]), *found[2:])
+        found = self.context.would_use(size, collective, code, mode, in_place)
+        return Choice(Algorithm(found[0]), Source(found[1]), *found[2:7], Algorithm(found[7]))
 
     def status(self) -> Failure | None:
         """None, or what ended this communicator. Does not wait; may run beside any call."""

@@ -18,6 +18,8 @@ PREPARE_ALWAYS: int
 
 # result, rank, peer, sequence, site, expected, seen, text
 _Failure = tuple[int, int, int, int, int, int, int, str]
+# algorithm, source, blocks, threads, chunks, table, line, instead_of
+_Choice = tuple[int, int, int, int, int, str | None, int, int]
 # device_kind, world_size, push_bytes, pull_bytes, max_blocks, max_registrations; zero is the default
 _LayoutConfig = tuple[int, int, int, int, int, int]
 
@@ -151,10 +153,17 @@ class Context:
         /,
     ) -> None: ...
     def synchronize(self, stream: int, /) -> None: ...
-    def would_use(self, bytes_: int, dtype: int, mode: int, in_place: int, /) -> tuple[int, int, int, int, int]: ...
-    def would_use_for(
-        self, collective: int, bytes_: int, dtype: int, mode: int, /
-    ) -> tuple[int, int, int, int, int]: ...
+    def would_use(
+        self,
+        bytes_: int,
+        collective: int,
+        dtype: int,
+        mode: int,
+        in_place: int,
+        algorithm: int = 0,
+        source: int = 0,
+        /,
+    ) -> _Choice: ...
     def capture_begin(self) -> None: ...
     def capture_end(self) -> None: ...
     def capture_inputs(self) -> list[tuple[int, int, int]]: ...

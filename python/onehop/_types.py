@@ -38,7 +38,7 @@ class Result(enum.IntEnum):
     MISMATCH = -303
     ABORTED = -304
     CALLS_OVERLAP = -305
-    ROW = -306
+    REGISTRATION = -306
     INTERNAL = -401
 
 
@@ -63,7 +63,7 @@ class Algorithm(enum.IntEnum):
     HOST_TWOSHOT = 7
     LOCAL_COPY = 8
     SCATTER_PUSH = 9
-    GATHER_FLAGS = 10
+    GATHER_LL = 10
     GATHER_PUSH = 11
     HOST_SCATTER = 12
     HOST_GATHER = 13
@@ -109,6 +109,11 @@ class Choice(NamedTuple):
     blocks: int
     threads: int
     chunks: int
+    table: str | None = None
+    """Name of the tuning table whose rule chose; None for none."""
+    line: int = 0
+    instead_of: Algorithm = Algorithm.AUTO
+    """The algorithm that was named, where another runs in its place."""
 
 
 class Failure(NamedTuple):

@@ -26,6 +26,9 @@ onehop_result oh_error_errno(onehop_result result, int errno_value, const char *
  * the launch path. */
 void oh_log(onehop_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Whether lines of the level are made. */
+bool oh_log_wants(onehop_log_level level);
+
 /* Reads ONEHOP_LOG again and refuses a value that is no level. To be called by whatever creates an
  * object; until the first call, and after a refusal, a bad value counts as the default. */
 onehop_result oh_log_check(void);
@@ -218,8 +221,5 @@ static inline size_t oh_round_up(size_t value, size_t unit) {
 static inline size_t oh_round_down(size_t value, size_t unit) {
     return value / unit * unit;
 }
-
-/* What an algorithm serves; that of LOCAL_COPY, which serves all, is not told. */
-onehop_collective oh_collective_of(onehop_algorithm algorithm);
 
 #endif

@@ -65,8 +65,12 @@ static void emit(onehop_log_level level, const char *line) {
     pthread_rwlock_unlock(&log_lock);
 }
 
+bool oh_log_wants(onehop_log_level level) {
+    return (int)level <= level_now();
+}
+
 void oh_log(onehop_log_level level, const char *format, ...) {
-    if ((int)level > level_now()) return;
+    if (!oh_log_wants(level)) return;
     int saved = errno;
     char line[OH_LINE_BYTES] = "";
     va_list arguments;

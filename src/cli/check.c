@@ -41,9 +41,7 @@ check_kind check_kind_of(int number) {
 }
 
 bool check_applies(check_kind kind, int world_size) {
-    bool pulls = kind.algorithm == ONEHOP_1SHOT_PULL || kind.algorithm == ONEHOP_2SHOT_PULL;
-    if (strcmp(onehop_algorithm_name(kind.algorithm), "unknown") == 0) return false;
-    if (pulls != (kind.source != ONEHOP_SOURCE_NONE)) return false;
+    if (oh_is_pull(kind.algorithm) != (kind.source != ONEHOP_SOURCE_NONE)) return false;
     if (kind.algorithm == ONEHOP_ALGORITHM_AUTO) return true;
     return (kind.algorithm == ONEHOP_LOCAL_COPY) == (world_size == 1);
 }

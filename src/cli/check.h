@@ -2,12 +2,13 @@
 #ifndef OH_CLI_CHECK_H
 #define OH_CLI_CHECK_H
 
+#include "base/algorithms.h"
 #include "cli/perf.h"
 
 #include <stdio.h>
 
 enum {
-    CHECK_KINDS = 16 * 4 * 2, /* algorithms, sources, modes */
+    CHECK_KINDS = OH_ALGORITHMS * 4 * 2, /* algorithms, sources, modes */
     CHECK_DTYPES = 4,
     CHECK_COLUMNS = 40,
 };

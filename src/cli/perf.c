@@ -1,4 +1,5 @@
 /* `onehop perf`: flags, and the plan made of them and of the machine. */
+#include "base/algorithms.h"
 #include "cli/perf.h"
 #include "cli/options.h"
 
@@ -182,20 +183,16 @@ static int plan_sizes(perf_plan *plan, const perf_flags *flags) {
 }
 
 static int plan_algorithm(perf_plan *plan, const perf_flags *flags) {
-    char list[256] = "auto";
+    char list[256];
     plan->algorithm = ONEHOP_ALGORITHM_AUTO;
     plan->source = (onehop_source)given(flags->source, ONEHOP_SOURCE_NONE);
     /* GPUs share any memory that perf takes. */
     plan->mapped = plan->source == ONEHOP_SOURCE_GRAPH && plan->device == ONEHOP_DEVICE_HOST;
     if (!flags->algorithm || strcmp(flags->algorithm, "auto") == 0) return CLI_OK;
-    for (int value = 1; value < 32; value++) {
-        const char *name = onehop_algorithm_name((onehop_algorithm)value);
-        if (strcmp(name, "unknown") == 0) continue;
-        plan->algorithm = (onehop_algorithm)value;
-        if (strcmp(name, flags->algorithm) == 0) return CLI_OK;
-        snprintf(list + strlen(list), sizeof list - strlen(list), ", %s", name);
-    }
-    return usage("--algo '%s': expected one of %s", flags->algorithm, list);
+    plan->algorithm = oh_algorithm_named(flags->algorithm);
+    if (plan->algorithm != ONEHOP_ALGORITHM_AUTO) return CLI_OK;
+    return usage("--algo '%s': expected one of auto, %s", flags->algorithm,
+                 oh_algorithm_list(UINT32_MAX, list, sizeof list));
 }
 
 static int plan_mode(perf_plan *plan, const perf_flags *flags) {

@@ -302,16 +302,20 @@ static size_t list_sizes(const perf_plan *plan, uint64_t *bytes) {
 
 static const char *algorithm_of(perf_worker *worker, size_t bytes, bool in_place) {
     const perf_plan *plan = worker->plan;
-    onehop_choice choice;
-    if (plan->algorithm != ONEHOP_ALGORITHM_AUTO) return onehop_algorithm_name(plan->algorithm);
-    const onehop_mode mode = plan->graph ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER;
-    onehop_result result =
-        plan->collective == ONEHOP_ALL_REDUCE
-            ? onehop_would_use(worker->rank[0].context, bytes, plan->dtype, ONEHOP_SUM, mode,
-                               in_place, &choice)
-            : onehop_would_use_for(worker->rank[0].context, plan->collective,
-                                   bytes / perf_parts(plan), plan->dtype, mode, &choice);
-    return result == ONEHOP_OK ? onehop_algorithm_name(choice.algorithm) : "unknown";
+    onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
+    onehop_query query = ONEHOP_CONFIG_INIT(onehop_query);
+    onehop_choice choice = {.algorithm = plan->algorithm};
+    call.algorithm = plan->algorithm;
+    call.source = plan->source;
+    query.bytes = bytes / perf_parts(plan);
+    query.collective = plan->collective;
+    query.dtype = plan->dtype;
+    query.mode = plan->graph ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER;
+    query.in_place = in_place;
+    query.call = &call;
+    const onehop_result result = onehop_would_use(worker->rank[0].context, &query, &choice);
+    if (result != ONEHOP_OK && !plan->algorithm) return "unknown";
+    return onehop_algorithm_name(choice.algorithm);
 }
 
 static double percent_of_floor(const perf_result *result, const perf_side *side) {

@@ -338,13 +338,16 @@ static onehop_result try_rule(perf_worker *worker, const tune_rule *rule, bool i
                               bool *wrong_out) {
     const tune_way *way = in_place ? &rule->in_place : &rule->way;
     const perf_plan *plan = worker->plan;
-    const onehop_mode mode = plan->graph ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER;
     onehop_choice choice;
     int64_t wrong = 0;
     uint64_t outside = 0;
     char name[96];
-    onehop_result result = onehop_would_use(worker->rank[0].context, rule->bytes, plan->dtype,
-                                            ONEHOP_SUM, mode, in_place, &choice);
+    onehop_query query = ONEHOP_CONFIG_INIT(onehop_query);
+    query.bytes = rule->bytes;
+    query.dtype = plan->dtype;
+    query.mode = plan->graph ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER;
+    query.in_place = in_place;
+    onehop_result result = onehop_would_use(worker->rank[0].context, &query, &choice);
     if (result != ONEHOP_OK) return result;
     const tune_way found = {choice.algorithm, choice.source, choice.blocks, choice.threads, 0};
     tune_name_way(way, name, sizeof name);

@@ -38,6 +38,7 @@ void oh_capture_note(onehop_context *ctx, const oh_request *q, const oh_plan *pl
     c->blocks = plan->choice.blocks;
     c->threads = plan->choice.threads;
     c->in_place = oh_request_in_place(q);
+    if (q->fused) c->identity = (uint32_t)(q->fused->identity >> 32);
     ctx->captured_memory[ctx->captured_count++] =
         (oh_captured_memory){q->in, q->out, oh_request_bytes(q), q->registration};
 }

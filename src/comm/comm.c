@@ -1,5 +1,5 @@
 /* Making and unmaking a communicator. */
-#include "comm/comm.h"
+#include "comm/told.h"
 
 #include "base/wait.h"
 
@@ -80,20 +80,8 @@ static onehop_result load_functions(onehop_comm *comm, uint32_t ranks_per_device
         const void *image = oh_kernel_image(&size);
         oh_cuda_set_image(image, size);
     }
-    for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++)
-        for (int o = 0; o < OH_OPERATIONS; o++)
-            comm->fused[o][d] = (int16_t)oh_kernel_find_fused(comm->dispatch.kind, (oh_operation)o,
-                                                              (onehop_dtype)d, comm->world);
-    /* Only what this world size can use. */
     for (size_t i = 0; i < count; i++) {
-        bool used = false;
-        for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++) {
-            for (int a = 1; a < OH_ALGORITHMS; a++)
-                used |= comm->dispatch.kernels[a][d] == (int)i ||
-                        comm->dispatch.multicast[a][d] == (int)i;
-            for (int o = 0; o < OH_OPERATIONS; o++) used |= comm->fused[o][d] == (int)i;
-        }
-        if (!used) continue;
+        if (!oh_dispatch_uses(&comm->dispatch, (int)i)) continue;
         onehop_result result = oh_comm_make_function(comm, (int)i, &comm->functions[i]);
         if (!result)
             result = oh_comm_check_fit(comm, (int)i, &comm->functions[i], ranks_per_device);
@@ -167,6 +155,7 @@ onehop_result oh_comm_open(const onehop_comm_config *config, const oh_comm_parts
     comm->dispatch = *parts->dispatch;
     comm->nccl = parts->nccl;
     comm->args.multicast = parts->multicast;
+    if (oh_log_wants(ONEHOP_LOG_DEBUG)) comm->told = calloc(OH_TOLD, sizeof *comm->told);
     onehop_result result = check_config(config);
     if (!result) result = comm_init(comm, config);
     if (result) {
@@ -261,6 +250,7 @@ void onehop_comm_destroy(onehop_comm *comm) {
     free(comm->functions);
     free(comm->registration_tags);
     free(comm->scratch);
+    free(comm->told);
     pthread_mutex_destroy(&comm->failure_lock);
     if (comm->owns_device) comm->device->ops->close(comm->device);
     if (oh_process_is(comm->process)) oh_residency_release(comm->residency);

@@ -35,11 +35,10 @@ struct onehop_comm {
     uint32_t timeout_ms;
     oh_args args; /* template: all that does not change from call to call */
     oh_host_page *page;
-    void *scratch;                                     /* on the host device */
-    oh_function *functions;                            /* by kernel index */
-    int16_t fused[OH_OPERATIONS][ONEHOP_BFLOAT16 + 1]; /* kernel index, -1: none */
-    onehop_group *group;                               /* to watch the peers; may be NULL */
-    void *nccl; /* NCCL's communicator; NULL without the hand-over */
+    void *scratch;          /* on the host device */
+    oh_function *functions; /* by kernel index */
+    onehop_group *group;    /* to watch the peers; may be NULL */
+    void *nccl;             /* NCCL's communicator; NULL without the hand-over */
     uint64_t group_looked_ns;
     uint64_t gone_since_ns; /* atomic: when a peer was first seen gone, 0: never */
 
@@ -56,8 +55,20 @@ struct onehop_comm {
     onehop_failure failure; /* set once */
     int dead;               /* atomic: failure is set */
 
+    uint64_t *told; /* kinds of calls that the debug log has told of (told.h); NULL: it tells
+                     * nothing */
     onehop_stats stats;
 };
+
+/* What a fused operation adds to a request. */
+typedef struct oh_fused {
+    oh_rows registrations;
+    oh_args *args; /* begun with the communicator's; all that follows from the plan is still to be
+                    * set */
+    size_t args_bytes;
+    oh_u32 *chunk_rows; /* within them */
+    uint64_t identity;  /* hash of all that must be equal on all ranks besides the choice */
+} oh_fused;
 
 /* One call, validated. */
 typedef struct oh_request {
@@ -72,6 +83,7 @@ typedef struct oh_request {
     onehop_collective collective;
     const onehop_expression *custom; /* of an all-reduce; NULL: none */
     const onehop_expression_values *values;
+    const oh_fused *fused; /* NULL: none; else `in` and `out` are NULL, and the args have them */
 } oh_request;
 
 /* Of the message, or of one rank's part. */
@@ -100,22 +112,6 @@ onehop_result oh_comm_open(const onehop_comm_config *config, const oh_comm_parts
 /* Launches a planned call on a stream of which `info` tells. */
 onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *request, const oh_plan *plan,
                              const oh_stream_info *info);
-
-/* A fused call, validated. */
-typedef struct oh_fused_call {
-    oh_args *args; /* made from the communicator's; of args_bytes, hash and dtype still to be set */
-    size_t args_bytes;
-    int kernel;
-    onehop_choice choice;
-    uint64_t identity; /* hash of all that must be equal on all ranks besides the choice */
-    size_t count;      /* elements of the message */
-    onehop_dtype dtype;
-    onehop_stream stream;
-    const onehop_call *call; /* as the caller gave it */
-} oh_fused_call;
-
-onehop_result oh_comm_launch_fused(onehop_comm *comm, const oh_fused_call *call,
-                                   const oh_stream_info *info);
 
 /* A kernel ready to launch: of the library's image, or built at run time if that has no code for
  * this device. */

@@ -1,6 +1,6 @@
 /* Reading the table: which rule serves a call, and what of it the group can do. */
-#include "comm/dispatch.h"
-
+#include "comm/chunks.h"
+#include "comm/rules.h"
 #include "kernels/kernels.h"
 
 #include <string.h>
@@ -10,76 +10,6 @@
 
 /* GPU-shaped bodies on the host device, forced by name: few blocks, one thread each. */
 #define HOST_GPU_SHAPED_BLOCKS 3
-
-static bool is_host_path(onehop_algorithm a) {
-    return a == ONEHOP_HOST_1SHOT || a == ONEHOP_HOST_2SHOT || a == ONEHOP_HOST_SCATTER ||
-           a == ONEHOP_HOST_GATHER;
-}
-
-static bool is_pull(onehop_algorithm a) {
-    return a == ONEHOP_1SHOT_PULL || a == ONEHOP_2SHOT_PULL;
-}
-
-static bool is_push(onehop_algorithm a) {
-    return a == ONEHOP_1SHOT_PUSH || a == ONEHOP_2SHOT_PUSH;
-}
-
-/* ---- rules ----------------------------------------------------------------------------------- */
-
-static int kernel_for(const oh_dispatch *d, unsigned algorithm, unsigned source, int dtype) {
-    return source == ONEHOP_SOURCE_MULTICAST ? d->multicast[algorithm][dtype]
-                                             : d->kernels[algorithm][dtype];
-}
-
-static bool has_kernel(const oh_dispatch *d, const oh_tuning_rule *rule) {
-    for (int t = 0; t <= ONEHOP_BFLOAT16; t++)
-        if (kernel_for(d, rule->algorithm, rule->source, t) >= 0) return true;
-    return false;
-}
-
-/* What no call of the group can use is not kept. */
-static bool group_can_use(const oh_dispatch *d, const oh_dispatch_group *group,
-                          const oh_tuning_rule *rule) {
-    const bool host = rule->device == OH_TUNING_HOST;
-    if (host != (group->kind == ONEHOP_DEVICE_HOST)) return false;
-    if (!host && rule->device != OH_TUNING_CUDA && rule->device != group->capability / 10)
-        return false;
-    if (group->world < rule->world_low || group->world > rule->world_high) return false;
-    return rule->algorithm == ONEHOP_NCCL ? group->nccl : has_kernel(d, rule);
-}
-
-static bool rule_fits(const oh_tuning_rule *rule, const oh_question *q) {
-    if (oh_collective_of(rule->algorithm) != q->collective) return false;
-    return rule->modes >> q->mode & 1 && q->bytes > rule->above && q->bytes <= rule->up_to;
-}
-
-/* Words of 4 bytes of data and an sequence number; there is no second piece. */
-static bool fits_ll(const oh_dispatch *d, size_t bytes) {
-    return bytes <= d->regions.ll_bytes / 2;
-}
-
-/* Captured memory can be read by captured calls, and by 1shot_pull only out of place: a peer still
- * reads what it would overwrite. 2shot_push gives every rank a unit at least. */
-static bool call_can_use(const oh_dispatch *d, const oh_tuning_rule *rule, const oh_question *q) {
-    if (rule->algorithm == ONEHOP_NCCL) return true;
-    if (kernel_for(d, rule->algorithm, rule->source, q->dtype) < 0) return false;
-    if (rule->algorithm == ONEHOP_2SHOT_PUSH)
-        return (q->bytes + OH_UNIT_BYTES - 1) / OH_UNIT_BYTES >= (size_t)d->world;
-    if (rule->algorithm == ONEHOP_GATHER_LL) return fits_ll(d, q->bytes);
-    if (rule->source != ONEHOP_SOURCE_GRAPH) return true;
-    return q->mode == ONEHOP_MODE_GRAPH && !(rule->algorithm == ONEHOP_1SHOT_PULL && q->in_place);
-}
-
-/* The rule of a call, or with an algorithm the first that has it; NULL if there is none. */
-static const oh_tuning_rule *rule_for(const oh_dispatch *d, const oh_question *q,
-                                      onehop_algorithm algorithm) {
-    for (size_t i = 0; i < d->row_count; i++) {
-        const oh_tuning_rule *rule = &d->rules[i];
-        if (algorithm != ONEHOP_ALGORITHM_AUTO && rule->algorithm != algorithm) continue;
-        if (rule_fits(rule, q) && call_can_use(d, rule, q)) return rule;
-    }
-    return NULL;
-}
 
 /* Of the push slot that takes a message whole: all of it, or twice a shard in two shots. */
 static size_t slot_for(const oh_dispatch *d, const oh_tuning_rule *rule, size_t bytes) {
@@ -98,13 +28,14 @@ static void find_longest(const oh_dispatch *d, size_t max, size_t *push_out, siz
                          i & 2 ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER,
                          false,
                          NULL,
-                         ONEHOP_ALL_REDUCE};
+                         ONEHOP_ALL_REDUCE,
+                         NULL};
         if (q.bytes > max) q.bytes = max;
-        const oh_tuning_rule *rule = q.bytes ? rule_for(d, &q, ONEHOP_ALGORITHM_AUTO) : NULL;
+        const oh_tuning_rule *rule = q.bytes ? oh_rule_for(d, &q, ONEHOP_ALGORITHM_AUTO) : NULL;
         if (!rule) continue;
         const size_t slot = slot_for(d, rule, q.bytes);
-        if (is_push(rule->algorithm) && slot > *push_out) *push_out = slot;
-        if (is_pull(rule->algorithm) && q.bytes > *pull_out) *pull_out = q.bytes;
+        if (oh_is_push(rule->algorithm) && slot > *push_out) *push_out = slot;
+        if (oh_is_pull(rule->algorithm) && q.bytes > *pull_out) *pull_out = q.bytes;
     }
 }
 
@@ -123,69 +54,6 @@ void oh_dispatch_sizes(const oh_dispatch *d, size_t max_bytes, bool uncap,
     *pull_out = oh_round_up(pull > min_pull ? pull : min_pull, 4096);
 }
 
-static size_t min_size(size_t a, size_t b) {
-    return a < b ? a : b;
-}
-
-/* ---- pieces ---------------------------------------------------------------------------------- */
-
-/* Equal pieces of whole lines, as few as fit `most`: what is left for the last one keeps all ranks
- * busy. */
-static size_t equal_pieces(size_t bytes, size_t max) {
-    const size_t pieces = (bytes + max - 1) / max;
-    return oh_round_up((bytes + pieces - 1) / pieces, 128);
-}
-
-/* A message that fits a half of the pull buffer goes whole. Longer ones: 2shot_pull uses one place
- * again and again, 1shot_pull two in turn. Bytes of a chunk are counted in 32 bits. */
-static size_t pull_chunk_bytes(const oh_dispatch *d, onehop_algorithm a, size_t bytes) {
-    const size_t whole = d->regions.pull_bytes < 2048 * M ? d->regions.pull_bytes : 2048 * M;
-    const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES);
-    if (padded <= whole) return padded;
-    return equal_pieces(bytes, oh_round_down(a == ONEHOP_1SHOT_PULL ? whole / 2 : whole, 128));
-}
-
-/* A message whose shards fit half a slot each goes whole; else its shards take a quarter at
- * most. */
-static size_t push_2shot_chunk_bytes(const oh_dispatch *d, size_t bytes) {
-    const size_t whole = (size_t)d->world * (d->regions.slot_bytes / 2);
-    const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES);
-    return padded <= whole ? padded : equal_pieces(bytes, whole / 2);
-}
-
-/* Parts of W ranks in a half of the pull buffer, in four sub-slots in turn: one chunk ahead. On
- * GPUs a part goes whole only where it is short, so that copying overlaps with the link. */
-static size_t gather_chunk_bytes(const oh_dispatch *d, size_t bytes) {
-    const size_t grain = d->regions.pull_bytes / (4 * (size_t)d->world) < 128 ? OH_UNIT_BYTES : 128;
-    const size_t max = oh_round_down(d->regions.pull_bytes / (4 * (size_t)d->world), grain);
-    const size_t pieces = (bytes + max - 1) / max;
-    const size_t even = oh_round_up((bytes + pieces - 1) / pieces, grain);
-    return even < max ? even : max;
-}
-
-/* The host paths' (kernels/host_path.h). What fits a mailbox goes whole, if short, else pieces take
- * turns in the halves of it; host_2shot has a shard in a mailbox, and two results in a box. What is
- * published for all takes turns in the quarters of the own half. */
-static size_t host_chunk_bytes(const oh_dispatch *d, onehop_algorithm a, size_t bytes) {
-    const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES), half = d->regions.pull_bytes;
-    const size_t box = OH_BOX_BYTES(half, (size_t)d->world), for_all = a == ONEHOP_HOST_GATHER;
-    if (a == ONEHOP_HOST_2SHOT)
-        return min_size(128 * K, (size_t)d->world * oh_round_down(box / 2, 128));
-    if (padded <= (for_all ? min_size(64 * K, half) : min_size(256 * K, box))) return padded;
-    return for_all ? min_size(128 * K, half / 4) : min_size(64 * K, box / 2);
-}
-
-/* Pieces: a message that fits its slot goes whole; else in halves of a push slot. */
-static size_t chunk_bytes_for(const oh_dispatch *d, onehop_algorithm a, size_t bytes) {
-    const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES);
-    if (is_pull(a)) return pull_chunk_bytes(d, a, bytes);
-    if (a == ONEHOP_2SHOT_PUSH) return push_2shot_chunk_bytes(d, bytes);
-    if (a == ONEHOP_GATHER_LL) return padded;
-    if (a == ONEHOP_GATHER_PUSH) return gather_chunk_bytes(d, bytes);
-    if (is_host_path(a)) return host_chunk_bytes(d, a, bytes);
-    return padded <= d->regions.slot_bytes ? padded : oh_round_down(d->regions.slot_bytes / 2, 128);
-}
-
 /* ---- choices --------------------------------------------------------------------------------- */
 
 static uint32_t min(uint32_t a, uint32_t b) {
@@ -193,38 +61,53 @@ static uint32_t min(uint32_t a, uint32_t b) {
 }
 
 /* The grid of the algorithm's rule; one that is named and has none takes that of another's. */
-static void grid_from_table(const oh_dispatch *d, const oh_question *q, const oh_tuning_rule *rule,
-                            uint32_t bound, onehop_choice *choice) {
+static const oh_tuning_rule *grid_from_table(const oh_dispatch *d, const oh_question *q,
+                                             const oh_tuning_rule *rule, uint32_t bound,
+                                             onehop_choice *choice) {
     uint32_t blocks = HOST_GPU_SHAPED_BLOCKS, threads = 1;
-    if (!rule) rule = rule_for(d, q, choice->algorithm);
+    if (!rule) rule = oh_rule_for(d, q, choice->algorithm);
     for (size_t i = 0; !rule && i < d->row_count && d->kind == ONEHOP_DEVICE_CUDA; i++)
-        if (d->rules[i].blocks && rule_fits(&d->rules[i], q)) rule = &d->rules[i];
+        if (d->rules[i].blocks && !oh_rule_misses(&d->rules[i], q)) rule = &d->rules[i];
     if (rule) {
         blocks = rule->blocks;
         threads = rule->threads;
     }
-    choice->blocks = is_host_path(choice->algorithm) ? 1 : min(blocks, d->regions.max_blocks);
+    choice->blocks = oh_is_host_path(choice->algorithm) ? 1 : min(blocks, d->regions.max_blocks);
     choice->threads = d->kind == ONEHOP_DEVICE_HOST ? 1 : min(threads, bound);
+    return rule;
+}
+
+/* Of a fused call: a block for each rule that is there at once, as far as the rule goes, and the
+ * signature's; threads follow from the width of a rule. */
+static void narrow_to_rows(const oh_dispatch *d, const oh_question *q, uint32_t chunk_rows,
+                           onehop_choice *choice) {
+    const uint32_t ranks = choice->algorithm == ONEHOP_2SHOT_PUSH ? (uint32_t)d->world : 1;
+    if (!oh_is_host_path(choice->algorithm))
+        choice->blocks = min(choice->blocks, (chunk_rows + ranks - 1) / ranks + 1);
+    if (d->kind == ONEHOP_DEVICE_CUDA) choice->threads = q->rules->threads;
 }
 
 static onehop_result choose_grid(const oh_dispatch *d, const oh_question *q,
-                                 const oh_tuning_rule *rule, onehop_choice *choice) {
+                                 const oh_tuning_rule *rule, oh_plan *plan) {
     const onehop_call *call = q->call;
+    onehop_choice *choice = &plan->choice;
     const uint32_t bound = d->bounds[choice->algorithm][q->dtype];
-    grid_from_table(d, q, rule, bound, choice);
+    plan->rule = grid_from_table(d, q, rule, bound, choice);
+    if (q->rules) narrow_to_rows(d, q, plan->chunk_rows, choice);
     if (!call || (!call->blocks && !call->threads)) return ONEHOP_OK;
-    const bool fixed = is_host_path(choice->algorithm);
-    const uint32_t low = fixed ? 1 : 2, high = fixed ? 1 : d->regions.max_blocks;
+    const char *name = onehop_algorithm_name(choice->algorithm);
+    const uint32_t low = oh_algorithm_of(choice->algorithm)->min_blocks;
+    const uint32_t high = oh_is_host_path(choice->algorithm) ? 1 : d->regions.max_blocks;
     if (call->blocks && (call->blocks < low || call->blocks > high))
-        return oh_error(ONEHOP_ERR_ALGORITHM, "%s takes %u..%u blocks here, found %u",
-                        onehop_algorithm_name(choice->algorithm), low, high, call->blocks);
-    const uint32_t fewest = d->kind == ONEHOP_DEVICE_HOST ? 1 : 32;
-    const uint32_t max = d->kind == ONEHOP_DEVICE_HOST ? 1 : bound;
+        return oh_error(ONEHOP_ERR_ALGORITHM, "%s takes %u..%u blocks here, found %u", name, low,
+                        high, call->blocks);
+    const bool host = d->kind == ONEHOP_DEVICE_HOST;
+    const uint32_t fewest = host ? 1 : q->rules ? choice->threads : 32;
+    const uint32_t max = host ? 1 : q->rules ? choice->threads : bound;
     if (call->threads && (call->threads < fewest || call->threads > max || call->threads % fewest))
         return oh_error(ONEHOP_ERR_ALGORITHM,
-                        "%s takes %u..%u threads a block here, in multiples of %u, found %u",
-                        onehop_algorithm_name(choice->algorithm), fewest, max, fewest,
-                        call->threads);
+                        "%s takes %u..%u threads a block here, in multiples of %u, found %u", name,
+                        fewest, max, fewest, call->threads);
     if (call->blocks) choice->blocks = call->blocks;
     if (call->threads) choice->threads = call->threads;
     return ONEHOP_OK;
@@ -236,7 +119,7 @@ static onehop_result choose_grid(const oh_dispatch *d, const oh_question *q,
 static onehop_result choose_source(const oh_dispatch *d, const oh_question *q,
                                    const oh_tuning_rule *rule, onehop_choice *choice) {
     const onehop_source named = q->call ? q->call->source : ONEHOP_SOURCE_NONE;
-    const bool pull = is_pull(choice->algorithm);
+    const bool pull = oh_is_pull(choice->algorithm);
     const bool rules = q->mode == ONEHOP_MODE_GRAPH;
     const bool safe = choice->algorithm != ONEHOP_1SHOT_PULL || !q->in_place;
     if (!pull) {
@@ -271,6 +154,11 @@ static onehop_result choose_source(const oh_dispatch *d, const oh_question *q,
     return ONEHOP_OK;
 }
 
+static bool group_can_use(const oh_dispatch *d, const oh_dispatch_group *group,
+                          const oh_tuning_rule *rule) {
+    return oh_rule_is_for_group(rule, group) && !oh_rule_group_lacks(d, group, rule);
+}
+
 onehop_result oh_dispatch_init(oh_dispatch *d, const oh_dispatch_group *group,
                                const oh_tuning *tuning) {
     size_t count;
@@ -281,8 +169,10 @@ onehop_result oh_dispatch_init(oh_dispatch *d, const oh_dispatch_group *group,
     d->nccl = group->nccl;
     for (int a = 0; a < OH_ALGORITHMS; a++)
         for (int t = 0; t <= ONEHOP_BFLOAT16; t++) {
-            const int k = oh_kernel_find(d->kind, (onehop_algorithm)a, (onehop_dtype)t, d->world);
-            d->kernels[a][t] = (int16_t)k;
+            for (int o = 0; o < OH_OPERATIONS; o++)
+                d->kernels[o][a][t] = (int16_t)oh_kernel_find(
+                    d->kind, (oh_operation)o, (onehop_algorithm)a, (onehop_dtype)t, d->world);
+            const int k = d->kernels[OH_PLAIN][a][t];
             d->bounds[a][t] = k < 0 ? 0 : list[k].max_threads;
             d->multicast[a][t] = -1;
             if (group->multicast)
@@ -300,6 +190,16 @@ onehop_result oh_dispatch_init(oh_dispatch *d, const oh_dispatch_group *group,
     return ONEHOP_OK;
 }
 
+bool oh_dispatch_uses(const oh_dispatch *d, int kernel) {
+    bool uses = false;
+    for (int a = 1; a < OH_ALGORITHMS; a++)
+        for (int t = ONEHOP_FLOAT32; t <= ONEHOP_BFLOAT16; t++) {
+            uses |= d->multicast[a][t] == kernel;
+            for (int o = 0; o < OH_OPERATIONS; o++) uses |= d->kernels[o][a][t] == kernel;
+        }
+    return uses;
+}
+
 static onehop_result choose_alone(const oh_dispatch *d, const oh_question *q, oh_plan *plan) {
     const onehop_algorithm forced = q->call ? q->call->algorithm : ONEHOP_ALGORITHM_AUTO;
     if (forced != ONEHOP_ALGORITHM_AUTO && forced != ONEHOP_LOCAL_COPY)
@@ -314,57 +214,101 @@ static onehop_result choose_nccl(const oh_dispatch *d, const oh_question *q, oh_
     return choose_source(d, q, NULL, &plan->choice);
 }
 
-onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_plan *plan_out) {
-    oh_plan plan = {{ONEHOP_LOCAL_COPY, ONEHOP_SOURCE_NONE, 0, 0, 1, {0}}, -1, q->bytes};
-    const onehop_algorithm forced = q->call ? q->call->algorithm : ONEHOP_ALGORITHM_AUTO;
-    const oh_tuning_rule *rule = NULL;
-    onehop_result result;
-    if (d->world == 1) {
-        result = choose_alone(d, q, &plan);
-        if (!result) *plan_out = plan;
-        return result;
-    }
-    plan.choice.algorithm = forced;
-    if (forced != ONEHOP_ALGORITHM_AUTO && oh_collective_of(forced) != q->collective)
-        return oh_error(ONEHOP_ERR_ALGORITHM, "%s (%d) does not serve %s",
-                        onehop_algorithm_name(forced), (int)forced,
-                        onehop_collective_name(q->collective));
-    if (forced == ONEHOP_GATHER_LL && !fits_ll(d, q->bytes))
-        return oh_error(ONEHOP_ERR_ALGORITHM,
-                        "gather_ll takes up to %zu bytes a rank here, found %zu",
-                        (size_t)d->regions.ll_bytes / 2, q->bytes);
-    if (forced == ONEHOP_ALGORITHM_AUTO) {
-        rule = rule_for(d, q, ONEHOP_ALGORITHM_AUTO);
-        if (!rule)
-            return oh_error(ONEHOP_ERR_INTERNAL, "no rule of the tables serves %s of %zu bytes",
-                            onehop_collective_name(q->collective), q->bytes);
-        plan.choice.algorithm = rule->algorithm;
-    }
-    if (plan.choice.algorithm == ONEHOP_NCCL && d->nccl) {
-        result = choose_nccl(d, q, &plan);
-        if (!result) *plan_out = plan;
-        return result;
-    }
-    /* Shards of no unit: some rank would own none. */
-    if (plan.choice.algorithm == ONEHOP_2SHOT_PUSH &&
-        oh_round_up(q->bytes, OH_UNIT_BYTES) < (size_t)d->world * OH_UNIT_BYTES)
-        plan.choice.algorithm = ONEHOP_1SHOT_PUSH;
-    const bool known = (unsigned)plan.choice.algorithm < OH_ALGORITHMS;
-    plan.kernel = known ? d->kernels[plan.choice.algorithm][q->dtype] : -1;
-    if (plan.kernel < 0)
+/* No kernel for an algorithm that the caller named. */
+static onehop_result refuse_kernel(const oh_dispatch *d, const oh_question *q,
+                                   onehop_algorithm forced) {
+    char list[128];
+    uint32_t there = 0;
+    if (oh_operation_of(q) == OH_PLAIN)
         return oh_error(ONEHOP_ERR_ALGORITHM,
                         "%s (%d) is not available on the %s device for %s, world size %d",
                         onehop_algorithm_name(forced), (int)forced,
                         d->kind == ONEHOP_DEVICE_CUDA ? "cuda" : "host",
                         q->dtype ? onehop_dtype_name(q->dtype) : "bytes", d->world);
-    result = choose_source(d, q, rule, &plan.choice);
-    if (!result)
-        plan.kernel =
-            kernel_for(d, (unsigned)plan.choice.algorithm, (unsigned)plan.choice.source, q->dtype);
-    if (!result) result = choose_grid(d, q, rule, &plan.choice);
+    for (int a = 1; a < OH_ALGORITHMS; a++)
+        if (d->kernels[oh_operation_of(q)][a][q->dtype] >= 0) there |= 1u << a;
+    return oh_error(ONEHOP_ERR_ALGORITHM, "%s: there is no %s (%d); expected %s",
+                    oh_operation_name(oh_operation_of(q)), onehop_algorithm_name(forced),
+                    (int)forced, oh_algorithm_list(there, list, sizeof list));
+}
+
+/* A shape that the algorithm cannot serve. */
+static onehop_result refuse_shape(const oh_dispatch *d, const oh_question *q, onehop_algorithm a,
+                                  const char *why) {
+    if (!q->rules)
+        return oh_error(ONEHOP_ERR_ALGORITHM, "%s takes up to %zu bytes a rank here, found %zu",
+                        onehop_algorithm_name(a), (size_t)d->regions.ll_bytes / 2, q->bytes);
+    return oh_error(oh_is_host_path(a) ? ONEHOP_ERR_ALGORITHM : ONEHOP_ERR_TOO_LARGE,
+                    "%s by %s: %s: %zu bytes, slots have %zu; see push_bytes and pull_bytes",
+                    oh_operation_name(q->rules->operation), onehop_algorithm_name(a), why,
+                    q->rules->bytes, (size_t)d->regions.slot_bytes);
+}
+
+/* The algorithm that the caller names, or that of the first rule that serves. */
+static onehop_result choose_algorithm(const oh_dispatch *d, const oh_question *q,
+                                      const oh_tuning_rule **row_out, onehop_algorithm *out) {
+    const onehop_algorithm forced = q->call ? q->call->algorithm : ONEHOP_ALGORITHM_AUTO;
+    *row_out = NULL;
+    *out = forced;
+    if (forced != ONEHOP_ALGORITHM_AUTO) {
+        if (oh_collective_of(forced) == q->collective) return ONEHOP_OK;
+        return oh_error(ONEHOP_ERR_ALGORITHM, "%s (%d) does not serve %s",
+                        onehop_algorithm_name(forced), (int)forced,
+                        onehop_collective_name(q->collective));
+    }
+    *row_out = oh_rule_for(d, q, ONEHOP_ALGORITHM_AUTO);
+    if (*row_out) {
+        *out = (*row_out)->algorithm;
+        return ONEHOP_OK;
+    }
+    const char *why = q->rules ? oh_shape_lacks(d, ONEHOP_1SHOT_PUSH, q) : NULL;
+    if (why) return refuse_shape(d, q, ONEHOP_1SHOT_PUSH, why);
+    return oh_error(ONEHOP_ERR_INTERNAL, "no rule of the tables serves %s of %zu bytes",
+                    q->rules ? oh_operation_name(q->rules->operation)
+                             : onehop_collective_name(q->collective),
+                    q->bytes);
+}
+
+static void cut(const oh_dispatch *d, const oh_question *q, oh_plan *plan) {
+    if (q->rules) {
+        plan->chunk_rows = oh_chunk_rows(d, plan->choice.algorithm, q->rules);
+        plan->chunk_bytes = plan->chunk_rows * q->rules->bytes;
+    } else {
+        plan->chunk_bytes = oh_chunk_bytes(d, plan->choice.algorithm, q->bytes);
+    }
+    plan->choice.chunks = (uint32_t)((q->bytes + plan->chunk_bytes - 1) / plan->chunk_bytes);
+}
+
+/* Kernel, source, pieces and grid of an algorithm. */
+static onehop_result choose_rest(const oh_dispatch *d, const oh_question *q,
+                                 const oh_tuning_rule *rule, oh_plan *plan) {
+    onehop_choice *c = &plan->choice;
+    const oh_operation o = oh_operation_of(q);
+    if ((unsigned)c->algorithm >= OH_ALGORITHMS || d->kernels[o][c->algorithm][q->dtype] < 0)
+        return refuse_kernel(d, q, c->algorithm);
+    const char *lack = oh_shape_lacks(d, c->algorithm, q);
+    if (lack && c->algorithm == ONEHOP_2SHOT_PUSH) {
+        c->instead_of = c->algorithm;
+        c->algorithm = ONEHOP_1SHOT_PUSH;
+        lack = oh_shape_lacks(d, c->algorithm, q);
+    }
+    if (lack) return refuse_shape(d, q, c->algorithm, lack);
+    onehop_result result = choose_source(d, q, rule, c);
     if (result) return result;
-    plan.chunk_bytes = chunk_bytes_for(d, plan.choice.algorithm, q->bytes);
-    plan.choice.chunks = (uint32_t)((q->bytes + plan.chunk_bytes - 1) / plan.chunk_bytes);
-    *plan_out = plan;
-    return ONEHOP_OK;
+    plan->kernel = oh_kernel_for(d, o, (unsigned)c->algorithm, (unsigned)c->source, q->dtype);
+    cut(d, q, plan);
+    return choose_grid(d, q, rule, plan);
+}
+
+onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_plan *plan) {
+    const oh_tuning_rule *rule = NULL;
+    *plan = (oh_plan){.choice = {.algorithm = ONEHOP_LOCAL_COPY, .chunks = 1},
+                      .kernel = -1,
+                      .chunk_bytes = q->bytes};
+    if (d->world == 1) return choose_alone(d, q, plan);
+    onehop_result result = choose_algorithm(d, q, &rule, &plan->choice.algorithm);
+    if (result) return result;
+    plan->rule = rule;
+    if (plan->choice.algorithm == ONEHOP_NCCL && d->nccl) return choose_nccl(d, q, plan);
+    return choose_rest(d, q, rule, plan);
 }

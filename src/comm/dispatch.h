@@ -4,13 +4,11 @@
 #ifndef OH_DISPATCH_H
 #define OH_DISPATCH_H
 
+#include "base/algorithms.h"
 #include "comm/tuning.h"
 #include "device/regions.h"
 
 #define OH_DISPATCH_RULES 192
-
-/* Algorithms are numbers below this. */
-#define OH_ALGORITHMS (ONEHOP_HOST_GATHER + 1)
 
 /* What the choice may depend on besides the call; equal on all ranks. */
 typedef struct oh_dispatch {
@@ -21,9 +19,9 @@ typedef struct oh_dispatch {
     /* Those of the table that this group may use, in the order in which they are tried. */
     oh_tuning_rule rules[OH_DISPATCH_RULES];
     size_t row_count;
-    /* Looked up once: index in oh_kernel_list for [algorithm][type], -1 for none, and its launch
-     * bound. */
-    int16_t kernels[OH_ALGORITHMS][ONEHOP_BFLOAT16 + 1];
+    /* Looked up once: index in oh_kernel_list for [operation][algorithm][type], -1 for none, and
+     * the launch bound of a plain one. */
+    int16_t kernels[OH_OPERATIONS][OH_ALGORITHMS][ONEHOP_BFLOAT16 + 1];
     uint32_t bounds[OH_ALGORITHMS][ONEHOP_BFLOAT16 + 1];
     /* The same over multicast; -1 for all while it is off. */
     int16_t multicast[OH_ALGORITHMS][ONEHOP_BFLOAT16 + 1];
@@ -52,23 +50,37 @@ onehop_result oh_dispatch_init(oh_dispatch *d, const oh_dispatch_group *group,
 void oh_dispatch_sizes(const oh_dispatch *d, size_t max_bytes, bool uncap,
                        const onehop_layout *usual, size_t *push_out, size_t *pull_out);
 
+/* Whether any call of the group can launch the kernel. */
+bool oh_dispatch_uses(const oh_dispatch *d, int kernel);
+
+/* The message of a fused operation: rules that go whole. */
+typedef struct oh_rows {
+    oh_operation operation;
+    size_t count, bytes; /* of what travels, a whole number of units or 8 */
+    uint32_t threads;    /* of a block on GPUs: the width of a rule says how many */
+} oh_rows;
+
 /* What is asked: all that a choice depends on. Equal on all ranks. */
 typedef struct oh_question {
-    size_t bytes;       /* > 0; of one rank's part, where ranks have parts */
+    size_t bytes; /* > 0; of one rank's part, where ranks have parts; of `rules`, all of them */
     onehop_dtype dtype; /* 0: bytes, not numbers */
     onehop_mode mode;   /* GRAPH: the call can take a rule of the table of captured inputs */
     bool in_place;
     const onehop_call *call; /* NULL, or with zero fields: onehop chooses */
     onehop_collective collective;
+    const oh_rows *rules; /* of a fused operation; NULL: none */
 } oh_question;
 
 typedef struct oh_plan {
     onehop_choice choice;
-    int kernel;         /* index in oh_kernel_list; -1 for a local copy and NCCL */
-    size_t chunk_bytes; /* pieces the message goes in */
+    int kernel;                 /* index in oh_kernel_list; -1 for a local copy and NCCL */
+    size_t chunk_bytes;         /* pieces the message goes in */
+    uint32_t chunk_rows;        /* and, of a fused operation, their rules */
+    const oh_tuning_rule *rule; /* that chose, or gave a named algorithm its grid; NULL: none */
 } oh_plan;
 
-/* Errors: ALGORITHM. */
-onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_plan *plan_out);
+/* Filled in place, for a copy of a struct just written costs the launch path some 20 ns: after an
+ * error it is not to be used. Errors: ALGORITHM, TOO_LARGE (rules of a fused operation). */
+onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_plan *plan);
 
 #endif

@@ -2,6 +2,7 @@
  * peers, processes that are gone, abort. */
 #include "comm/comm.h"
 
+#include "base/algorithms.h"
 #include "base/wait.h"
 #include "kernels/guard.h"
 
@@ -53,9 +54,8 @@ static void describe_call(const oh_facts *facts, char *text, size_t size) {
     const onehop_source source = (onehop_source)(called >> 8 & 0xff);
     const uint32_t dtype = called >> 16 & 0xff;
     snprintf(text, size, "%s of %llu %s (%s%s%s, grid %ux%u)",
-             operation == OH_CALLED_NORM     ? "all_reduce_norm"
-             : operation == OH_CALLED_QKNORM ? "tp_qknorm"
-                                             : onehop_collective_name(oh_collective_of(algorithm)),
+             operation ? oh_operation_name((oh_operation)operation)
+                       : onehop_collective_name(oh_collective_of(algorithm)),
              (unsigned long long)facts->count,
              dtype ? onehop_dtype_name((onehop_dtype)dtype) : "bytes",
              onehop_algorithm_name(algorithm), source ? " " : "",

@@ -18,7 +18,7 @@ static uint64_t mix(uint64_t hash, uint64_t value) {
 /* Everything that must be equal on all ranks in a call. */
 static uint32_t hash_of(const oh_request *q, const oh_plan *plan) {
     const onehop_choice *c = &plan->choice;
-    uint64_t h = mix(0, q->count);
+    uint64_t h = q->fused ? q->fused->identity : mix(0, q->count);
     h = mix(h, (uint64_t)q->dtype << 32 | (uint64_t)q->op << 24 | (uint64_t)c->algorithm << 8 |
                    (uint64_t)c->source);
     h = mix(h, (uint64_t)c->blocks << 32 | c->threads);
@@ -92,65 +92,55 @@ static uint32_t launched_blocks(const onehop_comm *comm, const onehop_call *call
     return blocks > args->regions.max_blocks ? blocks : args->regions.max_blocks;
 }
 
-onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_plan *plan,
-                             const oh_stream_info *info) {
-    if (plan->choice.algorithm == ONEHOP_LOCAL_COPY) return copy_alone(comm, q, plan);
-    onehop_result result = order_streams(comm, q->stream, info);
-    if (result) return result;
-    if (plan->choice.algorithm == ONEHOP_NCCL) return hand_over(comm, q, plan);
-    oh_args args = comm->args;
-    args.in = (uintptr_t)q->in;
-    args.out = (uintptr_t)q->out;
-    args.count = q->count;
-    args.chunk_bytes = plan->chunk_bytes;
-    args.chunks = plan->choice.chunks;
+/* Of a call that is not fused. */
+static void fill_plain(const onehop_comm *comm, const oh_request *q, const oh_plan *plan,
+                       oh_args *args) {
     const size_t bytes = oh_request_bytes(q);
     const size_t first = bytes < plan->chunk_bytes ? bytes : plan->chunk_bytes;
-    args.units = (uint32_t)((first + OH_UNIT_BYTES - 1) / OH_UNIT_BYTES);
     const oh_u64 step = q->collective == ONEHOP_ALL_REDUCE ? 0 : bytes; /* between parts */
-    args.whole =
-        (args.in | args.out | step) % OH_UNIT_BYTES ? 0 : (uint32_t)(first / OH_UNIT_BYTES);
-    args.hash = hash_of(q, plan);
-    args.dtype = (uint32_t)q->dtype;
-    args.called = OH_CALLED(plan->choice.algorithm, plan->choice.source, q->dtype, 0);
-    args.threads = plan->choice.threads;
-    if (plan->choice.source == ONEHOP_SOURCE_GRAPH) {
-        args.registration = comm->args.local + comm->args.regions.registrations +
-                            q->registration * sizeof(oh_registration);
-        args.tag = comm->registration_tags[q->registration];
-    }
-    const uint32_t blocks = launched_blocks(comm, q->call, plan->choice.blocks, &args);
-    oh_launch launch = {&comm->functions[plan->kernel], &args,    sizeof args, blocks,
-                        plan->choice.threads,           q->stream};
-    oh_epilogue_args extended;
-    if (q->custom) oh_custom_extend(q->custom, q->values, &args, plan, &extended, &launch);
-    result = comm->device->ops->launch(comm->device, &launch);
-    if (result) return result;
-    count_call(comm, plan->choice.algorithm, bytes);
-    return check_ended(comm, q->stream);
+    *args = comm->args;
+    args->in = (uintptr_t)q->in;
+    args->out = (uintptr_t)q->out;
+    args->count = q->count;
+    args->units = (uint32_t)((first + OH_UNIT_BYTES - 1) / OH_UNIT_BYTES);
+    args->whole =
+        (args->in | args->out | step) % OH_UNIT_BYTES ? 0 : (uint32_t)(first / OH_UNIT_BYTES);
+    if (plan->choice.source != ONEHOP_SOURCE_GRAPH) return;
+    args->registration = comm->args.local + comm->args.regions.registrations +
+                         q->registration * sizeof(oh_registration);
+    args->tag = comm->registration_tags[q->registration];
 }
 
-onehop_result oh_comm_launch_fused(onehop_comm *comm, const oh_fused_call *call,
-                                   const oh_stream_info *info) {
-    const onehop_choice *c = &call->choice;
-    const uint32_t blocks = launched_blocks(comm, call->call, c->blocks, call->args);
-    const oh_launch launch = {&comm->functions[call->kernel],
-                              call->args,
-                              call->args_bytes,
-                              blocks,
-                              c->threads,
-                              call->stream};
-    uint64_t h = mix(call->identity, (uint64_t)c->algorithm << 32 | c->blocks);
-    h = mix(h, (uint64_t)c->threads << 32 | c->chunks);
-    call->args->hash = (uint32_t)(mix(h, call->args->chunk_bytes) >> 32);
-    call->args->dtype = (uint32_t)call->dtype;
-    call->args->called = OH_CALLED(
-        c->algorithm, c->source, call->dtype,
-        call->kernel == comm->fused[OH_QKNORM][call->dtype] ? OH_CALLED_QKNORM : OH_CALLED_NORM);
-    call->args->threads = c->threads;
-    onehop_result result = order_streams(comm, call->stream, info);
-    if (!result) result = comm->device->ops->launch(comm->device, &launch);
+onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_plan *plan,
+                             const oh_stream_info *info) {
+    const onehop_choice *c = &plan->choice;
+    if (c->algorithm == ONEHOP_LOCAL_COPY) return copy_alone(comm, q, plan);
+    onehop_result result = order_streams(comm, q->stream, info);
     if (result) return result;
-    count_call(comm, c->algorithm, call->count * onehop_dtype_bytes(call->dtype));
-    return check_ended(comm, call->stream);
+    if (c->algorithm == ONEHOP_NCCL) return hand_over(comm, q, plan);
+    oh_args plain, *const args = q->fused ? q->fused->args : &plain;
+    if (q->fused)
+        *q->fused->chunk_rows = plan->chunk_rows;
+    else
+        fill_plain(comm, q, plan, args);
+    args->chunk_bytes = plan->chunk_bytes;
+    args->chunks = c->chunks;
+    args->hash = hash_of(q, plan);
+    args->dtype = (uint32_t)q->dtype;
+    args->called = OH_CALLED(c->algorithm, c->source, q->dtype,
+                             q->fused ? q->fused->registrations.operation : OH_PLAIN);
+    args->threads = c->threads;
+    const uint32_t blocks = launched_blocks(comm, q->call, c->blocks, args);
+    oh_launch launch = {&comm->functions[plan->kernel],
+                        args,
+                        q->fused ? q->fused->args_bytes : sizeof plain,
+                        blocks,
+                        c->threads,
+                        q->stream};
+    oh_epilogue_args extended;
+    if (q->custom) oh_custom_extend(q->custom, q->values, args, plan, &extended, &launch);
+    result = comm->device->ops->launch(comm->device, &launch);
+    if (result) return result;
+    count_call(comm, c->algorithm, oh_request_bytes(q));
+    return check_ended(comm, q->stream);
 }

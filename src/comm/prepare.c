@@ -41,10 +41,9 @@ static void plan(const onehop_context *ctx, const onehop_prepare_config *config,
     for (int t = ONEHOP_FLOAT32; t <= ONEHOP_BFLOAT16; t++) {
         if (!(config->dtypes >> t & 1)) continue;
         for (int a = ONEHOP_1SHOT_PUSH; a < OH_ALGORITHMS; a++) {
-            add(ctx, config, d->kernels[a][t], b);
+            for (int o = 0; o < OH_OPERATIONS; o++) add(ctx, config, d->kernels[o][a][t], b);
             add(ctx, config, d->multicast[a][t], b);
         }
-        for (int o = 0; o < OH_OPERATIONS; o++) add(ctx, config, ctx->comm->fused[o][t], b);
     }
 }
 

@@ -2,6 +2,7 @@
  * not understood is refused with file, line, what was expected and what was found. */
 #include "base/descriptor.h"
 #include "comm/tuning.h"
+#include "kernels/kernels.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -24,6 +25,8 @@ typedef struct reader {
     unsigned line;
     bool versioned;
     uint16_t device; /* 0: no device line yet */
+    oh_operation operation;
+    uint32_t place; /* of line 0 */
 } reader;
 
 static onehop_result refuse(const reader *r, const char *expected, const char *found) {
@@ -106,25 +109,27 @@ static bool read_bytes(const char *word, oh_tuning_rule *rule) {
     return rule->above < rule->up_to;
 }
 
-static bool is_host_path(const oh_tuning_rule *rule) {
-    return rule->algorithm == ONEHOP_HOST_1SHOT || rule->algorithm == ONEHOP_HOST_2SHOT ||
-           rule->algorithm == ONEHOP_HOST_SCATTER || rule->algorithm == ONEHOP_HOST_GATHER;
+static const oh_algorithm *algorithm_of(const oh_tuning_rule *rule) {
+    return oh_algorithm_of((onehop_algorithm)rule->algorithm);
 }
 
-/* GPU-shaped algorithms run on the host device as well. */
+/* Float32 and two ranks stand for all types and sizes. */
+static bool is_fused(oh_operation o, uint16_t device, onehop_algorithm a) {
+    const bool host = device == OH_TUNING_HOST;
+    return oh_kernel_find(host ? ONEHOP_DEVICE_HOST : ONEHOP_DEVICE_CUDA, o, a, ONEHOP_FLOAT32,
+                          2) >= 0;
+}
+
 static bool read_algorithm(const char *word, oh_tuning_rule *rule) {
-    const bool host = rule->device == OH_TUNING_HOST;
-    for (int a = ONEHOP_1SHOT_PUSH; a <= ONEHOP_HOST_GATHER; a++) {
-        if (a == ONEHOP_LOCAL_COPY || strcmp(word, onehop_algorithm_name((onehop_algorithm)a)))
-            continue;
-        rule->algorithm = (uint8_t)a;
-        return host ? a != ONEHOP_NCCL : !is_host_path(rule);
-    }
-    return false;
+    const uint32_t device = rule->device == OH_TUNING_HOST ? OH_RUNS_HOST : OH_RUNS_CUDA;
+    const onehop_algorithm a = oh_algorithm_named(word);
+    rule->algorithm = (uint8_t)a;
+    if (rule->operation) return is_fused((oh_operation)rule->operation, rule->device, a);
+    return algorithm_of(rule)->devices & device && rule->algorithm != ONEHOP_LOCAL_COPY;
 }
 
 static bool read_source(const char *word, oh_tuning_rule *rule) {
-    const bool pull = rule->algorithm == ONEHOP_1SHOT_PULL || rule->algorithm == ONEHOP_2SHOT_PULL;
+    const bool pull = algorithm_of(rule)->family == OH_FAMILY_PULL;
     rule->source = ONEHOP_SOURCE_NONE;
     if (!pull) return !strcmp(word, "-");
     for (int s = ONEHOP_SOURCE_WORKSPACE; s <= ONEHOP_SOURCE_MULTICAST; s++)
@@ -136,7 +141,7 @@ static bool read_source(const char *word, oh_tuning_rule *rule) {
 static bool read_size(const char *word, const oh_tuning_rule *rule, uint64_t max, uint16_t *out) {
     uint64_t value;
     *out = 0;
-    if (rule->algorithm == ONEHOP_NCCL) return !strcmp(word, "-");
+    if (!algorithm_of(rule)->min_blocks) return !strcmp(word, "-");
     *out = OH_TUNING_MAX;
     if (!strcmp(word, "max")) return true;
     if (!number(word, NULL, false, max, &value)) return false;
@@ -147,18 +152,43 @@ static bool read_size(const char *word, const oh_tuning_rule *rule, uint64_t max
 /* A grid of a GPU has the signature's block and one more, and whole warps; a block on the host has
  * one thread. */
 static bool read_blocks(const char *word, oh_tuning_rule *rule) {
-    const bool one = is_host_path(rule);
+    const bool one = algorithm_of(rule)->family == OH_FAMILY_HOST;
     if (!read_size(word, rule, one ? 1 : 1024, &rule->blocks)) return false;
-    return one || rule->algorithm == ONEHOP_NCCL || rule->blocks >= 2;
+    return rule->blocks >= algorithm_of(rule)->min_blocks;
 }
 
 static bool read_threads(const char *word, oh_tuning_rule *rule) {
     const bool host = rule->device == OH_TUNING_HOST;
+    if (rule->operation) return !strcmp(word, "-");
     if (!read_size(word, rule, host ? 1 : 1024, &rule->threads)) return false;
     return host || rule->threads == OH_TUNING_MAX || rule->threads % 32 == 0;
 }
 
 /* ---- lines ----------------------------------------------------------------------------------- */
+
+static uint32_t that_run_on(uint32_t devices) {
+    uint32_t mask = 0;
+    for (int a = 1; a < OH_ALGORITHMS; a++)
+        if (oh_algorithms[a].devices == devices && a != ONEHOP_LOCAL_COPY) mask |= 1u << a;
+    return mask;
+}
+
+static const char *expected_algorithms(const oh_tuning_rule *rule, char *text, size_t size) {
+    const oh_operation o = (oh_operation)rule->operation;
+    char any[128], gpu[64], host[96];
+    uint32_t fused = 0;
+    for (int a = 1; a < OH_ALGORITHMS && o; a++)
+        if (is_fused(o, rule->device, (onehop_algorithm)a)) fused |= 1u << a;
+    if (o)
+        snprintf(text, size, "an algorithm of %s: %s", oh_operation_name(o),
+                 oh_algorithm_list(fused, any, sizeof any));
+    else
+        snprintf(text, size, "an algorithm: %s, for GPUs %s, for the host %s",
+                 oh_algorithm_list(that_run_on(OH_RUNS_ANY), any, sizeof any),
+                 oh_algorithm_list(that_run_on(OH_RUNS_CUDA), gpu, sizeof gpu),
+                 oh_algorithm_list(that_run_on(OH_RUNS_HOST), host, sizeof host));
+    return text;
+}
 
 static onehop_result read_rule(const reader *r, char words[][WORD], oh_tuning_rule *rule) {
     static const struct {
@@ -168,25 +198,32 @@ static onehop_result read_rule(const reader *r, char words[][WORD], oh_tuning_ru
         {read_world, "a world size of 2..16, or a range such as 3-8"},
         {read_mode, "a mode: eager, graph or any"},
         {read_bytes, "bytes such as 64K, a range such as 8M-32M, or any"},
-        {read_algorithm,
-         "an algorithm: 1shot_push, 2shot_push, 1shot_pull, 2shot_pull, scatter_push, "
-         "gather_ll, gather_push, for GPUs nccl, for the host host_1shot, "
-         "host_2shot, host_scatter and host_gather"},
+        {read_algorithm, NULL},
         {read_source, "a source: workspace, graph or multicast for pull algorithms, - for others"},
-        {read_blocks, "blocks: 2..1024 or max; 1 for host_1shot and host_2shot, host_scatter and "
-                      "host_gather, - for nccl"},
-        {read_threads, "threads: a multiple of 32 to 1024 or max; 1 on the host, - for nccl"},
+        {read_blocks, "blocks: 2..1024 or max; 1 for host_1shot and the others of the host alone, "
+                      "- for nccl"},
+        {read_threads, "threads: a multiple of 32 to 1024 or max; 1 on the host, - for nccl and "
+                       "fused operations"},
     };
+    char algorithms[300];
     memset(rule, 0, sizeof *rule);
     rule->device = r->device;
-    for (int i = 0; i < COLUMNS; i++)
-        if (!columns[i].read(words[i], rule)) return refuse(r, columns[i].expected, words[i]);
+    rule->operation = (uint8_t)r->operation;
+    rule->place = r->place | r->line;
+    for (int i = 0; i < COLUMNS; i++) {
+        const char *expected = columns[i].expected;
+        if (columns[i].read(words[i], rule)) continue;
+        return refuse(
+            r, expected ? expected : expected_algorithms(rule, algorithms, sizeof algorithms),
+            words[i]);
+    }
     return ONEHOP_OK;
 }
 
 /* A family goes by the major number: sm_90 serves 9.0 to 9.9. */
 static onehop_result read_device(reader *r, const char *word) {
     uint64_t capability;
+    r->operation = OH_PLAIN;
     if (!strcmp(word, "host"))
         r->device = OH_TUNING_HOST;
     else if (!strcmp(word, "cuda"))
@@ -197,6 +234,15 @@ static onehop_result read_device(reader *r, const char *word) {
     else
         return refuse(r, "a device: host, cuda, or a family of GPUs such as sm_90", word);
     return ONEHOP_OK;
+}
+
+static onehop_result read_operation(reader *r, const char *word) {
+    for (int o = 0; o < OH_OPERATIONS; o++)
+        if (!strcmp(word, oh_operation_name((oh_operation)o))) {
+            r->operation = (oh_operation)o;
+            return ONEHOP_OK;
+        }
+    return refuse(r, "an operation: plain, all_reduce_norm or tp_qknorm", word);
 }
 
 static onehop_result append(oh_tuning *tuning, const oh_tuning_rule *rule) {
@@ -222,6 +268,10 @@ static onehop_result read_line(reader *r, oh_tuning *tuning, char words[][WORD],
         if (count == 2) return read_device(r, words[1]);
         return refuse(r, "one device", count < 2 ? "nothing" : words[2]);
     }
+    if (!strcmp(words[0], "operation")) {
+        if (count == 2) return read_operation(r, words[1]);
+        return refuse(r, "one operation", count < 2 ? "nothing" : words[2]);
+    }
     if (!r->device) return refuse(r, "a line \"device ...\" before the first rule", words[0]);
     if (count != COLUMNS)
         return oh_error(ONEHOP_ERR_ENVIRONMENT,
@@ -234,7 +284,7 @@ static onehop_result read_line(reader *r, oh_tuning *tuning, char words[][WORD],
 
 onehop_result oh_tuning_parse(oh_tuning *tuning, const char *name, const char *text, size_t bytes) {
     char words[COLUMNS][WORD];
-    reader r = {name, text, text + bytes, 0, false, 0};
+    reader r = {name, text, text + bytes, 0, false, 0, OH_PLAIN, oh_tuning_place(name)};
     while (r.at < r.end) {
         const int count = next_line(&r, words, COLUMNS);
         onehop_result result = count ? read_line(&r, tuning, words, count) : ONEHOP_OK;
@@ -290,5 +340,11 @@ void oh_tuning_free(oh_tuning *tuning) {
 }
 
 uint64_t oh_tuning_hash(const oh_tuning *tuning) {
-    return oh_hash(OH_HASH_START, tuning->rules, tuning->count * sizeof *tuning->rules);
+    uint64_t hash = OH_HASH_START;
+    for (size_t i = 0; i < tuning->count; i++) {
+        oh_tuning_rule rule = tuning->rules[i];
+        rule.place = 0;
+        hash = oh_hash(hash, &rule, sizeof rule);
+    }
+    return hash;
 }

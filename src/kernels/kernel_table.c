@@ -2,19 +2,26 @@
 #include "kernels/kernels.h"
 
 typedef struct row {
-    onehop_algorithm algorithm;
-    uint32_t dtype; /* 0: any */
-    uint32_t world; /* 0: any */
+    oh_operation operation;
+    uint32_t algorithm; /* onehop_algorithm */
+    uint32_t dtype;     /* 0: any */
+    uint32_t world;     /* 0: any */
     bool multicast;
 } row;
 
-#define OH_ALGORITHM_1shot_push   ONEHOP_1SHOT_PUSH
-#define OH_ALGORITHM_2shot_push   ONEHOP_2SHOT_PUSH
-#define OH_ALGORITHM_1shot_pull   ONEHOP_1SHOT_PULL
-#define OH_ALGORITHM_2shot_pull   ONEHOP_2SHOT_PULL
-#define OH_ALGORITHM_scatter_push ONEHOP_SCATTER_PUSH
-#define OH_ALGORITHM_gather_ll    ONEHOP_GATHER_LL
-#define OH_ALGORITHM_gather_push  ONEHOP_GATHER_PUSH
+/* Constants by the names of instances.def. */
+enum {
+#define OH_ALGORITHM(name, constant, number, collective, family, device, blocks)                   \
+    OH_ALGORITHM_##name = number,
+#include "base/algorithms.def"
+#undef OH_ALGORITHM
+};
+
+/* Paths of the host alone have one kernel each, oh_<name>, for every type and number of ranks. */
+#define OH_ALGORITHM(name, constant, number, collective, family, device, blocks)                   \
+    OH_ON_##device(name)
+#define OH_ON_ANY(name)
+#define OH_ON_CUDA(name)
 
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
     void onehop_##algorithm##_##type##_w##world(const void *args, oh_grid grid);
@@ -28,7 +35,7 @@ typedef struct row {
 #include "kernels/fused.def"
 #undef OH_FUSED_INSTANCE
 
-/* In the order of `rows`, then of `fused_rows`. */
+/* In the order of `rows`. */
 static const oh_kernel kernels[] = {
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
     {"onehop_" #algorithm "_" #type "_w" #world, onehop_##algorithm##_##type##_w##world, bound},
@@ -38,8 +45,9 @@ static const oh_kernel kernels[] = {
 #include "kernels/instances.def"
 #undef OH_MULTICAST_INSTANCE
 #undef OH_INSTANCE
-    {NULL, oh_host_1shot, 1},   {NULL, oh_host_2shot, 1},
-    {NULL, oh_host_scatter, 1}, {NULL, oh_host_gather, 1},
+#define OH_ON_HOST(name) {NULL, oh_##name, 1},
+#include "base/algorithms.def"
+#undef OH_ON_HOST
 #define OH_FUSED_INSTANCE(operation, body, arguments, type, world, bound)                          \
     {"onehop_" #operation "_" #type "_w" #world, onehop_##operation##_##type##_w##world, bound},
 #include "kernels/fused.def"
@@ -47,17 +55,27 @@ static const oh_kernel kernels[] = {
     {NULL, oh_host_norm, 1},
 };
 
+/* Operation and algorithm by the names of fused.def. */
+#define OH_OPERATION_norm_1shot OH_NORM, ONEHOP_1SHOT_PUSH
+#define OH_OPERATION_norm_2shot OH_NORM, ONEHOP_2SHOT_PUSH
+#define OH_OPERATION_qknorm     OH_QKNORM, ONEHOP_1SHOT_PUSH
+
 static const row rows[] = {
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
-    {OH_ALGORITHM_##algorithm, OH_##type, world, false},
-#define OH_MULTICAST_INSTANCE(algorithm, body, type) {OH_ALGORITHM_##algorithm, OH_##type, 0, true},
+    {OH_PLAIN, OH_ALGORITHM_##algorithm, OH_##type, world, false},
+#define OH_MULTICAST_INSTANCE(algorithm, body, type)                                               \
+    {OH_PLAIN, OH_ALGORITHM_##algorithm, OH_##type, 0, true},
 #include "kernels/instances.def"
 #undef OH_MULTICAST_INSTANCE
 #undef OH_INSTANCE
-    {ONEHOP_HOST_1SHOT, 0, 0, false},
-    {ONEHOP_HOST_2SHOT, 0, 0, false},
-    {ONEHOP_HOST_SCATTER, 0, 0, false},
-    {ONEHOP_HOST_GATHER, 0, 0, false},
+#define OH_ON_HOST(name) {OH_PLAIN, OH_ALGORITHM_##name, 0, 0, false},
+#include "base/algorithms.def"
+#undef OH_ON_HOST
+#define OH_FUSED_INSTANCE(operation, body, arguments, type, world, bound)                          \
+    {OH_OPERATION_##operation, OH_##type, world, false},
+#include "kernels/fused.def"
+#undef OH_FUSED_INSTANCE
+    {OH_NORM, ONEHOP_HOST_1SHOT, 0, 0, false},
 };
 
 /* Lines of the lists, in the order of `kernels`. */
@@ -69,32 +87,14 @@ static const char *const lines[] = {
 #include "kernels/instances.def"
 #undef OH_MULTICAST_INSTANCE
 #undef OH_INSTANCE
-    "",
-    "",
-    "",
-    "",
+#define OH_ON_HOST(name) "",
+#include "base/algorithms.def"
+#undef OH_ON_HOST
 #define OH_FUSED_INSTANCE(operation, body, arguments, type, world, bound)                          \
     OH_FUSED_LINE "(" #operation ", " #body ", " #arguments ", " #type ", " #world ", " #bound     \
                   ")\n",
 #include "kernels/fused.def"
 #undef OH_FUSED_INSTANCE
-};
-
-typedef struct fused_row {
-    oh_operation operation;
-    uint32_t dtype, world; /* 0: any */
-} fused_row;
-
-#define OH_OPERATION_norm_1shot OH_NORM_1SHOT
-#define OH_OPERATION_norm_2shot OH_NORM_2SHOT
-#define OH_OPERATION_qknorm     OH_QKNORM
-
-static const fused_row fused_rows[] = {
-#define OH_FUSED_INSTANCE(operation, body, arguments, type, world, bound)                          \
-    {OH_OPERATION_##operation, OH_##type, world},
-#include "kernels/fused.def"
-#undef OH_FUSED_INSTANCE
-    {OH_HOST_NORM, 0, 0},
 };
 
 const oh_kernel *oh_kernel_list(size_t *count_out) {
@@ -106,37 +106,25 @@ const char *oh_kernel_line(int index) {
     return index >= 0 && (size_t)index < OH_LENGTH(lines) ? lines[index] : "";
 }
 
-int oh_kernel_find(onehop_device_kind kind, onehop_algorithm algorithm, onehop_dtype dtype,
-                   int world) {
+int oh_kernel_find(onehop_device_kind kind, oh_operation operation, onehop_algorithm algorithm,
+                   onehop_dtype dtype, int world) {
     int any = -1;
     for (size_t i = 0; i < OH_LENGTH(rows); i++) {
-        if (rows[i].multicast || rows[i].algorithm != algorithm ||
-            (rows[i].dtype && rows[i].dtype != (uint32_t)dtype))
+        const row *r = &rows[i];
+        if (r->multicast || r->operation != operation || r->algorithm != (uint32_t)algorithm ||
+            (r->dtype && r->dtype != (uint32_t)dtype))
             continue;
         if (kind == ONEHOP_DEVICE_CUDA && !kernels[i].name) continue;
-        if (rows[i].world == (uint32_t)world) return (int)i;
-        if (!rows[i].world) any = (int)i;
-    }
-    return any;
-}
-
-int oh_kernel_find_fused(onehop_device_kind kind, oh_operation operation, onehop_dtype dtype,
-                         int world) {
-    int any = -1;
-    for (size_t i = 0; i < OH_LENGTH(fused_rows); i++) {
-        const fused_row *f = &fused_rows[i];
-        const int index = (int)(OH_LENGTH(rows) + i);
-        if (f->operation != operation || (f->dtype && f->dtype != (uint32_t)dtype)) continue;
-        if (kind == ONEHOP_DEVICE_CUDA && !kernels[index].name) continue;
-        if (f->world == (uint32_t)world) return index;
-        if (!f->world) any = index;
+        if (r->world == (uint32_t)world) return (int)i;
+        if (!r->world) any = (int)i;
     }
     return any;
 }
 
 int oh_kernel_find_multicast(onehop_algorithm algorithm, onehop_dtype dtype) {
     for (size_t i = 0; i < OH_LENGTH(rows); i++)
-        if (rows[i].multicast && rows[i].algorithm == algorithm && rows[i].dtype == (uint32_t)dtype)
+        if (rows[i].multicast && rows[i].algorithm == (uint32_t)algorithm &&
+            rows[i].dtype == (uint32_t)dtype)
             return (int)i;
     return -1;
 }

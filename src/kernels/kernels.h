@@ -3,6 +3,7 @@
 #ifndef OH_KERNELS_H
 #define OH_KERNELS_H
 
+#include "base/algorithms.h"
 #include "device/device.h"
 #include "kernels/fused_args.h"
 
@@ -10,9 +11,10 @@
  * exists on the host device only. */
 const oh_kernel *oh_kernel_list(size_t *count_out);
 
-/* Index of the kernel for (algorithm, type, world size), or -1 if there is none on `kind`. */
-int oh_kernel_find(onehop_device_kind kind, onehop_algorithm algorithm, onehop_dtype dtype,
-                   int world);
+/* Index of the kernel for (operation, algorithm, type, world size), or -1 if there is none on
+ * `kind`. */
+int oh_kernel_find(onehop_device_kind kind, oh_operation operation, onehop_algorithm algorithm,
+                   onehop_dtype dtype, int world);
 
 /* The same over multicast, which serves pull algorithms with any number of ranks. */
 int oh_kernel_find_multicast(onehop_algorithm algorithm, onehop_dtype dtype);
@@ -21,18 +23,6 @@ int oh_kernel_find_multicast(onehop_algorithm algorithm, onehop_dtype dtype);
  * instances.def; "" for one of the host device only. */
 #define OH_FUSED_LINE "OH_FUSED_INSTANCE"
 const char *oh_kernel_line(int index);
-
-/* What is done in one launch besides the all-reduce itself. */
-typedef enum oh_operation {
-    OH_NORM_1SHOT,
-    OH_NORM_2SHOT,
-    OH_QKNORM,
-    OH_HOST_NORM, /* host device only */
-    OH_OPERATIONS
-} oh_operation;
-
-int oh_kernel_find_fused(onehop_device_kind kind, oh_operation operation, onehop_dtype dtype,
-                         int world);
 
 /* The image for GPUs, embedded at build time; *size_out is 0 in a build without nvcc. */
 const void *oh_kernel_image(size_t *size_out);

@@ -2,6 +2,7 @@
 #include "ops/ops.h"
 
 #include "comm/build.h"
+#include "comm/told.h"
 
 #include <string.h>
 
@@ -97,11 +98,18 @@ onehop_result oh_op_run(onehop_comm *comm, onehop_context *ctx, oh_request *q) {
     if (result) return result;
     const bool noted = ctx && ctx->capturing && info.capturing;
     const bool named = !ctx && q->call && q->call->source == ONEHOP_SOURCE_GRAPH;
-    const oh_question question = {
-        oh_request_bytes(q),    q->dtype, noted || named ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER,
-        oh_request_in_place(q), q->call,  q->collective};
+    const oh_question question = {.bytes = q->fused ? q->fused->registrations.count *
+                                                          q->fused->registrations.bytes
+                                                    : oh_request_bytes(q),
+                                  .dtype = q->dtype,
+                                  .mode = noted || named ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER,
+                                  .in_place = oh_request_in_place(q),
+                                  .call = q->call,
+                                  .collective = q->collective,
+                                  .registrations = q->fused ? &q->fused->registrations : NULL};
     result = oh_dispatch_choose(&comm->dispatch, &question, &plan);
     if (!result && q->custom) result = choose_own(comm, question, &plan);
+    if (!result && comm->told) oh_told(comm, &question, &plan);
     if (!result && noted) result = oh_capture_prepare(ctx, &plan, &info, q);
     if (!result && named) result = check_row(comm, q);
     if (result) return result;
@@ -142,8 +150,8 @@ onehop_result oh_op_copy_alone(onehop_context *ctx, const oh_request *q) {
     oh_plan plan;
     if (!oh_process_is(ctx->process)) return oh_process_refuse("context");
     const size_t bytes = oh_request_bytes(q);
-    const oh_question question = {bytes,   q->dtype,     ONEHOP_MODE_EAGER, oh_request_in_place(q),
-                                  q->call, q->collective};
+    const oh_question question = {
+        bytes, q->dtype, ONEHOP_MODE_EAGER, oh_request_in_place(q), q->call, q->collective, NULL};
     onehop_result result = oh_dispatch_choose(&ctx->dispatch, &question, &plan);
     if (!result && q->in != q->out)
         result = ctx->device->ops->copy_on_stream(ctx->device, q->out, q->in, bytes, q->stream);
@@ -203,12 +211,20 @@ onehop_result onehop_all_reduce_expression(onehop_context *context, const void *
     return all_reduce(context, &q);
 }
 
-/* What a call would do, its arguments checked as far as there are any. */
-static onehop_result choose(const onehop_context *context, const oh_question *q, const char *name,
-                            onehop_choice *choice_out) {
-    const size_t size = q->dtype ? onehop_dtype_bytes(q->dtype) : 1;
+/* A query's values; its call is checked and copied to `named`. */
+static onehop_result check_query(const onehop_context *context, const onehop_query *q,
+                                 onehop_call *named) {
+    static const char name[] = "onehop_would_use";
+    if ((unsigned)q->collective > ONEHOP_ALL_GATHER)
+        return oh_error(ONEHOP_ERR_ARGUMENT, "%s: collective %d is unknown", name,
+                        (int)q->collective);
+    const bool typed = q->collective != ONEHOP_ALL_GATHER;
+    onehop_result result =
+        typed ? oh_op_check_type(q->collective, q->dtype, q->op ? q->op : ONEHOP_SUM) : ONEHOP_OK;
+    if (!result && q->call) result = oh_op_check_call(q->call, named);
+    if (result) return result;
+    const size_t size = typed ? onehop_dtype_bytes(q->dtype) : 1;
     const size_t parts = q->collective == ONEHOP_ALL_REDUCE ? 1 : (size_t)context->world;
-    oh_plan plan;
     if (q->mode != ONEHOP_MODE_EAGER && q->mode != ONEHOP_MODE_GRAPH)
         return oh_error(ONEHOP_ERR_ARGUMENT, "%s: mode is %d, expected eager (0) or graph (1)",
                         name, (int)q->mode);
@@ -218,37 +234,28 @@ static onehop_result choose(const onehop_context *context, const oh_question *q,
     if (q->bytes > OH_MAX_BYTES / parts)
         return oh_error(ONEHOP_ERR_TOO_LARGE, "%s: %zu bytes, expected at most 2^40%s", name,
                         q->bytes, parts > 1 ? " for all ranks" : "");
-    onehop_result result = oh_dispatch_choose(&context->dispatch, q, &plan);
-    if (!result) *choice_out = plan.choice;
-    return result;
+    return ONEHOP_OK;
 }
 
-onehop_result onehop_would_use(const onehop_context *context, size_t bytes, onehop_dtype dtype,
-                               onehop_op op, onehop_mode mode, int in_place,
+onehop_result onehop_would_use(const onehop_context *context, const onehop_query *query,
                                onehop_choice *choice_out) {
+    onehop_query q;
+    onehop_call named;
+    oh_plan plan;
     if (!context || !choice_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_would_use: %s is NULL",
                         context ? "choice_out" : "context");
     if (!oh_process_is(context->process)) return oh_process_refuse("context");
-    onehop_result result = oh_op_check_type(ONEHOP_ALL_REDUCE, dtype, op);
+    onehop_result result = oh_config_copy(&q, sizeof q, query, "onehop_query");
+    if (!result) result = check_query(context, &q, &named);
     if (result) return result;
-    const oh_question question = {bytes, dtype, mode, in_place != 0, NULL, ONEHOP_ALL_REDUCE};
-    return choose(context, &question, "onehop_would_use", choice_out);
-}
-
-onehop_result onehop_would_use_for(const onehop_context *context, onehop_collective collective,
-                                   size_t bytes, onehop_dtype dtype, onehop_mode mode,
-                                   onehop_choice *choice_out) {
-    if (!context || !choice_out)
-        return oh_error(ONEHOP_ERR_NULL, "onehop_would_use_for: %s is NULL",
-                        context ? "choice_out" : "context");
-    if (!oh_process_is(context->process)) return oh_process_refuse("context");
-    if ((unsigned)collective > ONEHOP_ALL_GATHER)
-        return oh_error(ONEHOP_ERR_ARGUMENT, "onehop_would_use_for: collective %d is unknown",
-                        (int)collective);
-    const bool typed = collective != ONEHOP_ALL_GATHER;
-    onehop_result result = typed ? oh_op_check_type(collective, dtype, ONEHOP_SUM) : ONEHOP_OK;
-    if (result) return result;
-    const oh_question question = {bytes, typed ? dtype : 0, mode, false, NULL, collective};
-    return choose(context, &question, "onehop_would_use_for", choice_out);
+    const oh_question question = {.bytes = q.bytes,
+                                  .dtype = q.collective == ONEHOP_ALL_GATHER ? 0 : q.dtype,
+                                  .mode = q.mode,
+                                  .in_place = q.collective == ONEHOP_ALL_REDUCE && q.in_place,
+                                  .call = q.call ? &named : NULL,
+                                  .collective = q.collective};
+    result = oh_dispatch_choose(&context->dispatch, &question, &plan);
+    if (!result) *choice_out = oh_told_choice(&plan);
+    return result;
 }

@@ -71,8 +71,8 @@ onehop_result onehop_comm_reduce_scatter(onehop_comm *comm, const void *in, void
                                          onehop_stream stream) {
     onehop_call known;
     oh_request q = {
-        in,   out, count, dtype, op, call ? &known : NULL, stream, 0, ONEHOP_REDUCE_SCATTER,
-        NULL, NULL};
+        in,   out,  count, dtype, op, call ? &known : NULL, stream, 0, ONEHOP_REDUCE_SCATTER,
+        NULL, NULL, NULL};
     if (!comm) return oh_error(ONEHOP_ERR_NULL, "onehop_comm_reduce_scatter: comm is NULL");
     onehop_result result = check_scatter(&q, call, &known);
     return result || !count ? result : on_comm(comm, &q);
@@ -82,8 +82,8 @@ onehop_result onehop_comm_all_gather(onehop_comm *comm, const void *in, void *ou
                                      const onehop_call *call, onehop_stream stream) {
     onehop_call known;
     oh_request q = {
-        in,   out, bytes, 0, ONEHOP_SUM, call ? &known : NULL, stream, 0, ONEHOP_ALL_GATHER,
-        NULL, NULL};
+        in,   out,  bytes, 0, ONEHOP_SUM, call ? &known : NULL, stream, 0, ONEHOP_ALL_GATHER,
+        NULL, NULL, NULL};
     if (!comm) return oh_error(ONEHOP_ERR_NULL, "onehop_comm_all_gather: comm is NULL");
     onehop_result result = call ? oh_op_check_call(call, &known) : ONEHOP_OK;
     return result || !bytes ? result : on_comm(comm, &q);
@@ -94,8 +94,8 @@ static onehop_result scatter(onehop_context *ctx, const void *in, void *out, siz
                              onehop_stream stream) {
     onehop_call known;
     oh_request q = {
-        in,   out, count, dtype, op, call ? &known : NULL, stream, 0, ONEHOP_REDUCE_SCATTER,
-        NULL, NULL};
+        in,   out,  count, dtype, op, call ? &known : NULL, stream, 0, ONEHOP_REDUCE_SCATTER,
+        NULL, NULL, NULL};
     onehop_result result = check_scatter(&q, call, &known);
     return result || !count ? result : on_context(ctx, &q);
 }
@@ -104,8 +104,8 @@ static onehop_result gather(onehop_context *ctx, const void *in, void *out, size
                             const onehop_call *call, onehop_stream stream) {
     onehop_call known;
     oh_request q = {
-        in,   out, bytes, 0, ONEHOP_SUM, call ? &known : NULL, stream, 0, ONEHOP_ALL_GATHER,
-        NULL, NULL};
+        in,   out,  bytes, 0, ONEHOP_SUM, call ? &known : NULL, stream, 0, ONEHOP_ALL_GATHER,
+        NULL, NULL, NULL};
     onehop_result result = call ? oh_op_check_call(call, &known) : ONEHOP_OK;
     return result || !bytes ? result : on_context(ctx, &q);
 }

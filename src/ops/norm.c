@@ -5,7 +5,6 @@
 #include <string.h>
 
 #define NAME        "all_reduce_norm"
-#define K           ((size_t)1 << 10)
 #define MAX_ROWS    ((size_t)1 << 31)
 #define ROW_BYTES   ((size_t)OH_MAX_LANES * OH_NORM_UNITS * OH_UNIT_BYTES)
 #define KNOWN_FLAGS ONEHOP_NORM_WEIGHT_PLUS_ONE
@@ -86,116 +85,6 @@ static uint32_t whole_units(const matrices *m) {
     return oh_matrix_is_aligned(&m->quantised, packed) ? (uint32_t)(bytes / OH_UNIT_BYTES) : 0;
 }
 
-/* ---- choice ---------------------------------------------------------------------------------- */
-
-static size_t box_bytes(const onehop_comm *comm) {
-    return OH_BOX_BYTES(comm->dispatch.regions.pull_bytes, (size_t)comm->world);
-}
-
-/* host_norm, where a row fits half of a mailbox. */
-static bool fits_host(const onehop_comm *comm, size_t row_room) {
-    return comm->dispatch.kind == ONEHOP_DEVICE_HOST && row_room <= box_bytes(comm) / 2;
-}
-
-static void cut_host(const onehop_comm *comm, size_t row_room, oh_norm_args *n,
-                     onehop_choice *choice) {
-    const size_t box = box_bytes(comm), total = n->rows * row_room;
-    const size_t whole = box < 64 * K ? box : 64 * K;
-    const size_t half = box / 2 < 64 * K ? box / 2 : 64 * K; /* holds a row: at most 32 KiB */
-    n->chunk_rows =
-        oh_fused_cut(n->rows, total <= whole ? n->rows : half / row_room, 1, &choice->chunks);
-    n->call.chunk_bytes = n->chunk_rows * row_room;
-}
-
-/* A message that fits its slot goes whole; else in halves of it. */
-static void cut_1shot(const onehop_comm *comm, size_t row_room, oh_norm_args *n,
-                      onehop_choice *choice) {
-    const size_t slot = comm->dispatch.regions.slot_bytes;
-    n->chunk_rows = oh_fused_cut(
-        n->rows, n->rows * row_room <= slot ? n->rows : slot / 2 / row_room, 1, &choice->chunks);
-    n->call.chunk_bytes = n->chunk_rows * row_room;
-}
-
-/* A message whose shards fit half a slot each goes whole; else they take a quarter at most. */
-static void cut_2shot(const onehop_comm *comm, size_t row_room, oh_norm_args *n,
-                      onehop_choice *choice) {
-    const size_t slot = comm->dispatch.regions.slot_bytes, world = (size_t)comm->world;
-    const size_t shard = (n->rows + world - 1) / world;
-    n->chunk_rows = oh_fused_cut(
-        n->rows, shard * row_room <= slot / 2 ? shard * world : slot / 4 / row_room * world,
-        (uint32_t)comm->world, &choice->chunks);
-    n->call.chunk_bytes = n->chunk_rows * row_room;
-}
-
-/* Every rank owns a row, and its rows fit. */
-static bool fits_2shot(const onehop_comm *comm, size_t row_room, const oh_norm_args *n) {
-    const size_t slot = comm->dispatch.regions.slot_bytes, world = (size_t)comm->world;
-    const size_t shard = (n->rows + world - 1) / world;
-    return n->rows >= world && (shard * row_room <= slot / 2 || row_room <= slot / 4);
-}
-
-/* One-shot sends (W-1) S, two-shot 2 S (W-1)/W and one hop later, some 1.2 us, in which a link
- * moves some 400 KB. So two ranks never gain by it. (From the floor of two H200, not measured with
- * more ranks.) */
-static bool prefers_2shot(const onehop_comm *comm, size_t bytes) {
-    const size_t world = (size_t)comm->world;
-    return bytes * (world - 1) * (world - 2) > 400 * K * world;
-}
-
-static onehop_algorithm best_algorithm(const onehop_comm *comm, size_t row_room,
-                                       const oh_norm_args *n) {
-    if (fits_host(comm, row_room)) return ONEHOP_HOST_1SHOT;
-    return prefers_2shot(comm, n->rows * row_room) ? ONEHOP_2SHOT_PUSH : ONEHOP_1SHOT_PUSH;
-}
-
-static onehop_result choose_algorithm(const onehop_comm *comm, const onehop_call *call,
-                                      size_t row_room, const oh_norm_args *n,
-                                      onehop_algorithm *out) {
-    const size_t slot = comm->dispatch.regions.slot_bytes;
-    *out = call->algorithm ? call->algorithm : best_algorithm(comm, row_room, n);
-    if (*out == ONEHOP_HOST_1SHOT && fits_host(comm, row_room)) return ONEHOP_OK;
-    if (*out == ONEHOP_HOST_1SHOT)
-        return oh_error(ONEHOP_ERR_ALGORITHM,
-                        NAME ": host_1shot is for the host device, and rows of %zu bytes at most "
-                             "here",
-                        box_bytes(comm) / 2);
-    if (*out != ONEHOP_1SHOT_PUSH && *out != ONEHOP_2SHOT_PUSH)
-        return oh_error(ONEHOP_ERR_ALGORITHM,
-                        NAME ": there is no %s; expected 1shot_push, 2shot_push, or on the host "
-                             "host_1shot",
-                        onehop_algorithm_name(call->algorithm));
-    if (row_room > slot / 2)
-        return oh_error(ONEHOP_ERR_TOO_LARGE,
-                        NAME ": a row takes %zu bytes, but push slots of %zu hold rows of %zu; see "
-                             "push_bytes",
-                        row_room, slot, slot / 2);
-    if (!fits_2shot(comm, row_room, n)) *out = ONEHOP_1SHOT_PUSH;
-    return ONEHOP_OK;
-}
-
-static onehop_result choose(const onehop_comm *comm, const onehop_call *call, oh_norm_args *n,
-                            oh_fused_call *f) {
-    const size_t row_room = (size_t)n->call.units * OH_UNIT_BYTES, world = (size_t)comm->world;
-    onehop_choice *choice = &f->choice;
-    onehop_result result = choose_algorithm(comm, call, row_room, n, &choice->algorithm);
-    if (result) return result;
-    if (choice->algorithm == ONEHOP_HOST_1SHOT) {
-        cut_host(comm, row_room, n, choice);
-        choice->blocks = choice->threads = 1;
-        f->kernel = comm->fused[OH_HOST_NORM][f->dtype];
-        return ONEHOP_OK;
-    }
-    if (choice->algorithm == ONEHOP_2SHOT_PUSH) {
-        cut_2shot(comm, row_room, n, choice);
-        f->kernel = comm->fused[OH_NORM_2SHOT][f->dtype];
-        return oh_fused_grid(NAME, comm, call, (n->chunk_rows + world - 1) / world, n->lanes,
-                             choice);
-    }
-    cut_1shot(comm, row_room, n, choice);
-    f->kernel = comm->fused[OH_NORM_1SHOT][f->dtype];
-    return oh_fused_grid(NAME, comm, call, n->chunk_rows, n->lanes, choice);
-}
-
 /* ---- the call -------------------------------------------------------------------------------- */
 
 static void fill(const onehop_comm *comm, const onehop_norm *n, const matrices *m,
@@ -229,9 +118,8 @@ static void fill(const onehop_comm *comm, const onehop_norm *n, const matrices *
 static uint64_t identity_of(const onehop_norm *n) {
     uint32_t eps;
     memcpy(&eps, &n->eps, sizeof eps);
-    const uint64_t agreed[] = {OH_NORM_1SHOT + 1,  n->rows, n->hidden,
-                               (uint64_t)n->dtype, eps,     n->flags,
-                               n->residual_in != 0};
+    const uint64_t agreed[] = {OH_NORM, n->rows,  n->hidden,          (uint64_t)n->dtype,
+                               eps,     n->flags, n->residual_in != 0};
     return oh_hash(0, agreed, sizeof agreed);
 }
 
@@ -239,7 +127,6 @@ static onehop_result run(onehop_comm *comm, onehop_context *ctx, const onehop_no
                          const onehop_call *call, onehop_stream stream) {
     onehop_norm n;
     onehop_call named;
-    oh_stream_info info = {0, false, 0};
     oh_norm_args args;
     onehop_result result = oh_config_copy(&n, sizeof n, norm, "onehop_norm");
     if (!result) result = oh_fused_copy_call(NAME, call, &named);
@@ -247,15 +134,21 @@ static onehop_result run(onehop_comm *comm, onehop_context *ctx, const onehop_no
     if (result || n.rows == 0) return result;
     const matrices m = matrices_of(&n);
     result = check_memory(&n, &m);
-    if (!result) result = oh_fused_begin(NAME, comm, ctx, stream, &info);
+    if (!result) result = oh_fused_check(NAME, comm, ctx);
     if (result) return result;
     fill(comm, &n, &m, &args);
-    oh_fused_call f = {&args.call,        sizeof args, -1,     {0},   identity_of(&n),
-                       n.rows * n.hidden, n.dtype,     stream, &named};
-    result = choose(comm, &named, &args, &f);
-    if (result) return result;
-    args.call.chunks = f.choice.chunks;
-    return oh_fused_run(comm, ctx, &f, &info);
+    const oh_fused fused = {{OH_NORM, n.rows, (size_t)args.call.units * OH_UNIT_BYTES, args.lanes},
+                            &args.call,
+                            sizeof args,
+                            &args.chunk_rows,
+                            identity_of(&n)};
+    oh_request q = {.count = args.call.count,
+                    .dtype = n.dtype,
+                    .op = ONEHOP_SUM,
+                    .call = &named,
+                    .stream = stream,
+                    .fused = &fused};
+    return oh_op_run(comm, ctx, &q);
 }
 
 onehop_result onehop_all_reduce_norm(onehop_context *context, const onehop_norm *norm,

@@ -94,25 +94,10 @@ static void fill(const onehop_comm *comm, const onehop_qknorm *n, const matrices
     out->inverse_k = 1.0f / (float)(n->k_width * (size_t)comm->world);
 }
 
-static onehop_result choose(const onehop_comm *comm, const onehop_call *call, oh_qknorm_args *n,
-                            oh_fused_call *f) {
-    const size_t room = comm->dispatch.regions.slot_bytes / TOKEN_BYTES;
-    if (call->algorithm != ONEHOP_ALGORITHM_AUTO && call->algorithm != ONEHOP_1SHOT_PUSH)
-        return oh_error(ONEHOP_ERR_ALGORITHM, NAME ": there is no %s; expected 1shot_push",
-                        onehop_algorithm_name(call->algorithm));
-    f->choice.algorithm = ONEHOP_1SHOT_PUSH;
-    n->chunk_tokens =
-        oh_fused_cut(n->tokens, n->tokens <= room ? n->tokens : room / 2, 1, &f->choice.chunks);
-    n->call.chunks = f->choice.chunks;
-    n->call.chunk_bytes = (oh_u64)n->chunk_tokens * TOKEN_BYTES;
-    f->kernel = comm->fused[OH_QKNORM][f->dtype];
-    return oh_fused_grid(NAME, comm, call, n->chunk_tokens, n->lanes, &f->choice);
-}
-
 static uint64_t identity_of(const onehop_qknorm *n) {
     uint32_t eps;
     memcpy(&eps, &n->eps, sizeof eps);
-    const uint64_t agreed[] = {OH_QKNORM + 1,      n->tokens, n->q_width, n->k_width,
+    const uint64_t agreed[] = {OH_QKNORM,          n->tokens, n->q_width, n->k_width,
                                (uint64_t)n->dtype, eps,       n->flags};
     return oh_hash(0, agreed, sizeof agreed);
 }
@@ -121,7 +106,6 @@ static onehop_result run(onehop_comm *comm, onehop_context *ctx, const onehop_qk
                          const onehop_call *call, onehop_stream stream) {
     onehop_qknorm n;
     onehop_call named;
-    oh_stream_info info = {0, false, 0};
     oh_qknorm_args args;
     matrices m;
     onehop_result result = oh_config_copy(&n, sizeof n, qknorm, "onehop_qknorm");
@@ -129,13 +113,21 @@ static onehop_result run(onehop_comm *comm, onehop_context *ctx, const onehop_qk
     if (!result) result = check_values(&n);
     if (result || n.tokens == 0) return result;
     result = check_memory(&n, &m);
-    if (!result) result = oh_fused_begin(NAME, comm, ctx, stream, &info);
+    if (!result) result = oh_fused_check(NAME, comm, ctx);
     if (result) return result;
     fill(comm, &n, &m, &args);
-    oh_fused_call f = {&args.call,      sizeof args, -1,     {0},   identity_of(&n),
-                       args.call.count, n.dtype,     stream, &named};
-    result = choose(comm, &named, &args, &f);
-    return result ? result : oh_fused_run(comm, ctx, &f, &info);
+    const oh_fused fused = {{OH_QKNORM, n.tokens, TOKEN_BYTES, args.lanes},
+                            &args.call,
+                            sizeof args,
+                            &args.chunk_tokens,
+                            identity_of(&n)};
+    oh_request q = {.count = args.call.count,
+                    .dtype = n.dtype,
+                    .op = ONEHOP_SUM,
+                    .call = &named,
+                    .stream = stream,
+                    .fused = &fused};
+    return oh_op_run(comm, ctx, &q);
 }
 
 onehop_result onehop_tp_qknorm(onehop_context *context, const onehop_qknorm *qknorm,
@@ -164,7 +156,7 @@ onehop_result onehop_tp_qknorm_max_blocks(onehop_context *context, const onehop_
     if (!comm) return oh_error(ONEHOP_ERR_WORLD_SIZE, NAME ": needs a group of 2 ranks at least");
     const size_t size = onehop_dtype_bytes(n.dtype);
     const size_t units = units_of(n.q_width, size) + units_of(n.k_width, size);
-    return comm->device->ops->resident_blocks(comm->device,
-                                              &comm->functions[comm->fused[OH_QKNORM][n.dtype]],
+    const int kernel = comm->dispatch.kernels[OH_QKNORM][ONEHOP_1SHOT_PUSH][n.dtype];
+    return comm->device->ops->resident_blocks(comm->device, &comm->functions[kernel],
                                               oh_lanes_of((uint32_t)units), blocks_out);
 }

@@ -81,8 +81,8 @@ static void rows(gpu_rank *ranks, int here, void *argument) {
     for (size_t rows = 1; rows * COLUMNS <= ROOM && n < STEPS; rows += 1 + rows / 5) {
         onehop_choice choice;
         calls[n++].count = rows * COLUMNS;
-        CHECK_OK(onehop_would_use(ranks[0].context, rows * COLUMNS * 2, ONEHOP_BFLOAT16, ONEHOP_SUM,
-                                  ONEHOP_MODE_EAGER, 0, &choice));
+        CHECK_OK(would_use(ranks[0].context, rows * COLUMNS * 2, ONEHOP_BFLOAT16, ONEHOP_SUM,
+                           ONEHOP_MODE_EAGER, 0, &choice));
         const uint64_t grid =
             (uint64_t)choice.algorithm << 32 | choice.blocks << 16 | choice.threads;
         if (grid != last && ranks[0].rank == 0) (*grids)++;
@@ -115,7 +115,8 @@ static size_t list_edges(const onehop_context *context, onehop_dtype dtype, gpu_
     size_t n = 0;
     for (size_t i = 0; i < 2 * d->row_count; i++) {
         const uint64_t bound = i % 2 ? d->rules[i / 2].above : d->rules[i / 2].up_to;
-        bool known = bound < 4 || bound > EDGE_BYTES || n + 6 > EDGES;
+        bool known = d->rules[i / 2].operation != OH_PLAIN || bound < 4 || bound > EDGE_BYTES ||
+                     n + 6 > EDGES;
         for (size_t k = 0; k < n; k += 6) known |= calls[k].count == bound / size - 1;
         for (size_t k = 0; k < 6 && !known; k++) {
             calls[n].count = bound / size + k % 3 - 1;
@@ -140,9 +141,9 @@ static void bounds(gpu_rank *ranks, int here, void *argument) {
         const size_t n = list_edges(context, dtype, calls);
         for (size_t i = 0; i < n; i++) {
             onehop_choice choice;
-            CHECK_OK(onehop_would_use(
-                context, calls[i].count * reference_element_bytes(dtype), dtype, ONEHOP_SUM,
-                how.graph ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER, calls[i].in_place, &choice));
+            CHECK_OK(would_use(context, calls[i].count * reference_element_bytes(dtype), dtype,
+                               ONEHOP_SUM, how.graph ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER,
+                               calls[i].in_place, &choice));
             promised[choice.algorithm]++;
         }
         if (!how.graph) {

@@ -141,7 +141,7 @@ static double prepare(gpu_rank *r, uint32_t types) {
 
 static const void *handle_of(const gpu_rank *r, onehop_algorithm algorithm, onehop_dtype dtype) {
     const onehop_comm *comm = r->context->comm;
-    return comm->functions[comm->dispatch.kernels[algorithm][dtype]].handle;
+    return comm->functions[comm->dispatch.kernels[OH_PLAIN][algorithm][dtype]].handle;
 }
 
 /* The kernels are other ones, the bits the same. */

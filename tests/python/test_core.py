@@ -184,7 +184,7 @@ def test_ranks_on_threads():
     assert on_threads(2, body) == [[3, 10]] * 2
     stats = contexts[0].stats()
     assert (stats[0], stats[1]) == (50, 400)
-    choice = contexts[0].would_use(8, FLOAT, onehop.Mode.EAGER, 0)
+    choice = contexts[0].would_use(8, onehop.Collective.ALL_REDUCE, FLOAT, onehop.Mode.EAGER, 0)
     assert stats[2][choice[0]] == 50
     for context in contexts:
         context.destroy()
