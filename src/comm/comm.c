@@ -75,11 +75,7 @@ static onehop_result load_functions(onehop_comm *comm, uint32_t ranks_per_device
     comm->functions = calloc(count, sizeof *comm->functions);
     if (!comm->functions)
         return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory for %zu functions", count);
-    if (comm->dispatch.kind == ONEHOP_DEVICE_CUDA) {
-        size_t size;
-        const void *image = oh_kernel_image(&size);
-        oh_cuda_set_image(image, size);
-    }
+    if (comm->dispatch.kind == ONEHOP_DEVICE_CUDA) oh_cuda_set_images(oh_kernel_images);
     for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++)
         for (int o = 0; o < OH_OPERATIONS; o++)
             comm->fused[o][d] = (int16_t)oh_kernel_find_fused(comm->dispatch.kind, (oh_operation)o,

@@ -34,8 +34,9 @@ typedef enum oh_operation {
 int oh_kernel_find_fused(onehop_device_kind kind, oh_operation operation, onehop_dtype dtype,
                          int world);
 
-/* The image for GPUs, embedded at build time; *size_out is 0 in a build without nvcc. */
-const void *oh_kernel_image(size_t *size_out);
+/* The images for GPUs, embedded at build time (cmake/kernels.cmake) and ended by NULL; a build
+ * without nvcc has none. */
+extern const void *const oh_kernel_images[];
 
 void oh_host_1shot(const void *args, oh_grid grid);
 void oh_host_2shot(const void *args, oh_grid grid);

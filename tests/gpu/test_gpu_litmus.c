@@ -217,8 +217,8 @@ static void ask(void *argument) {
     size_t bytes;
     side s;
     (void)argument;
-    const void *image = gpu_image("litmus", &bytes);
-    oh_cuda_set_image(image, bytes);
+    const void *images[] = {gpu_image("litmus", &bytes), NULL};
+    oh_cuda_set_images(images);
     open_side(&s, 0);
     if (s.functions[LAST].pdl) {
         for (uint32_t passes = 0; passes < 4; passes++) chain(&s, passes, 3000);
