@@ -1,7 +1,7 @@
 /* What a rank does: set up, take the sizes one after another, report. In the layout "single" one
  * worker does it for all ranks at once. */
 #include "cli/perf.h"
-#include "device/cuda/nccl.h"
+#include "device/nccl/nccl.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* From a validated request to a launch. The fast path of the library: no allocation, lock, log or
  * system call beyond the launch. */
 #include "comm/build.h"
-#include "device/cuda/nccl.h"
+#include "device/nccl/nccl.h"
 
 #include <string.h>
 
