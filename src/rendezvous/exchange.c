@@ -18,8 +18,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define OH_FRAME_MAGIC 0x656d617246486e6full
-
 typedef union oh_fd_message {
     struct cmsghdr align;
     char bytes[CMSG_SPACE(sizeof(int) * OH_MAX_FDS)];
@@ -244,7 +242,10 @@ static onehop_result run_to_end(oh_run *run) {
         if (events < 0) continue;
         onehop_result result = move(run, polls);
         if (result) return result;
-        if (late) return prepare_polls(run, polls, &throttled) ? oh_run_missing(run) : ONEHOP_OK;
+        if (!events) oh_run_answer(run);
+        if (late && !prepare_polls(run, polls, &throttled)) return ONEHOP_OK;
+        if (late && !oh_run_ask(run)) return oh_run_missing(run);
+        if (late) deadline = oh_clock_ns() + OH_ANSWER_MS * 1000000ull;
         if (oh_wait_interrupted()) return oh_wait_ended("an exchange with all ranks");
     }
     return ONEHOP_OK;
@@ -253,6 +254,7 @@ static onehop_result run_to_end(oh_run *run) {
 onehop_result oh_mesh_exchange(oh_mesh *mesh, const oh_exchange *what) {
     oh_run run = {
         .mesh = mesh, .what = what, .total = sizeof(oh_frame) + what->bytes, .culprit = -1};
+    atomic_store_explicit(&mesh->answered, 0, memory_order_relaxed);
     run.out = (oh_frame){.magic = OH_FRAME_MAGIC,
                          .sequence = ++mesh->sequence,
                          .bytes = what->bytes,

@@ -5,6 +5,8 @@
 
 #include "rendezvous/group.h"
 
+#define OH_FRAME_MAGIC 0x656d617246486e6full
+
 typedef struct oh_frame {
     uint64_t magic;
     uint64_t sequence;
@@ -33,6 +35,8 @@ typedef struct oh_run {
     size_t total;   /* bytes of each frame with its blob */
     int culprit;    /* rank whose end fails the exchange, -1 */
     oh_notice word; /* what the peers are told about a failure */
+    uint32_t asked; /* ranks that were missing when the time was over, see mesh_ask.c */
+    uint32_t here;  /* those that have answered */
     oh_flow flows[ONEHOP_MAX_RANKS];
 } oh_run;
 
@@ -43,7 +47,10 @@ onehop_result oh_flow_push(oh_run *run, oh_flow *flow);
 onehop_result oh_run_lost(oh_run *run, const oh_flow *flow); /* the peer sends no more */
 /* A notice stands where a frame was expected: its beginning is in flow->in. */
 onehop_result oh_run_hear(oh_run *run, oh_flow *flow);
-onehop_result oh_run_missing(const oh_run *run); /* the time is over */
+/* The time is over: asks those that are missing, once. False: there is nothing to ask. */
+bool oh_run_ask(oh_run *run);
+onehop_result oh_run_missing(const oh_run *run);
+void oh_run_answer(const oh_run *run); /* who asks whether this rank waits */
 /* All peers hear why this rank takes no further part, at once: they may wait for it, and its end
  * must not be taken for the cause. */
 void oh_run_say_last(oh_run *run, onehop_result result);

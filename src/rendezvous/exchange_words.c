@@ -38,6 +38,11 @@ onehop_result oh_run_hear(oh_run *run, oh_flow *flow) {
     notice.text[sizeof notice.text - 1] = 0;
     oh_mesh_note(run->mesh, flow->peer, &notice);
     if (notice.kind == OH_NOTICE_LOST) return ONEHOP_OK; /* that end shows for itself */
+    if (notice.kind == OH_NOTICE_ASK) return ONEHOP_OK;  /* an old question, see mesh_ask.c */
+    if (notice.kind == OH_NOTICE_HERE) {
+        run->here |= 1u << flow->peer;
+        return ONEHOP_OK;
+    }
     if (notice.kind == OH_NOTICE_LEFT) return oh_run_lost(run, flow);
     if (notice.kind != OH_NOTICE_FAIL || notice.result >= 0)
         return oh_error(ONEHOP_ERR_INTERNAL, "rank %d sent a notice of kind %d in an open group",
@@ -46,11 +51,32 @@ onehop_result oh_run_hear(oh_run *run, oh_flow *flow) {
     return oh_mesh_adopt(&notice);
 }
 
-onehop_result oh_run_missing(const oh_run *run) {
-    char names[96];
+static uint32_t missing(const oh_run *run) {
     uint32_t ranks = 0;
     for (int i = 0; i < run->mesh->world_size; i++)
         if (run->flows[i].received < run->total) ranks |= 1u << i;
+    return ranks;
+}
+
+bool oh_run_ask(oh_run *run) {
+    const uint32_t ranks = missing(run);
+    if (run->asked || !(ranks & (ranks - 1))) return false;
+    run->asked = ranks;
+    oh_mesh_ask(run->mesh, ranks);
+    return true;
+}
+
+/* Not one that lacks this rank's frame: then it may be this one that is to be named. */
+void oh_run_answer(const oh_run *run) {
+    uint32_t ranks = 0;
+    for (int i = 0; i < run->mesh->world_size; i++)
+        if (run->flows[i].sent == run->total) ranks |= 1u << i;
+    oh_mesh_answer(run->mesh, ranks);
+}
+
+onehop_result oh_run_missing(const oh_run *run) {
+    char names[96];
+    uint32_t ranks = oh_mesh_silent(missing(run), run->asked, run->here);
     /* All has arrived but a peer does not take what it is owed. */
     for (int i = 0; !ranks && i < run->mesh->world_size; i++)
         if (run->flows[i].sent < run->total) ranks |= 1u << i;

@@ -136,6 +136,10 @@ static void take_notice(oh_opening *opening, int rank, const oh_notice *notice) 
         take_failure(opening, rank, notice);
     } else if (notice->magic == OH_NOTICE_MAGIC && notice->kind == OH_NOTICE_LOST) {
         oh_opening_fail_for_end(opening, notice->culprit);
+    } else if (notice->magic == OH_NOTICE_MAGIC && notice->kind == OH_NOTICE_ASK) {
+        oh_link_notify(opening, rank, OH_NOTICE_HERE);
+    } else if (notice->magic == OH_NOTICE_MAGIC && notice->kind == OH_NOTICE_HERE) {
+        opening->here |= 1u << rank;
     } else {
         snprintf(text, sizeof text, "rank %d sent something that is not onehop", rank);
         oh_opening_fail(opening, opening->plan->rank, ONEHOP_ERR_INTERNAL, text);
@@ -201,4 +205,12 @@ void oh_link_report(oh_opening *opening, int rank) {
         hint = last;
     opening->links[rank].told = true;
     send_notice(opening, 0, &hint);
+}
+
+void oh_links_answer(oh_opening *opening) {
+    for (int i = 1; i < opening->plan->world_size; i++) {
+        if (opening->answered >> i & 1 || !oh_mesh_is_asked(opening->links[i].fd)) continue;
+        opening->answered |= 1u << i;
+        oh_link_notify(opening, i, OH_NOTICE_HERE);
+    }
 }

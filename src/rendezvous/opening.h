@@ -89,6 +89,9 @@ typedef struct oh_opening {
     onehop_result result; /* of state FAILED */
     int origin, culprit;
     char text[488];
+    uint32_t asked;    /* rank 0: ranks that were not ready when the time was over */
+    uint32_t here;     /* those that have answered */
+    uint32_t answered; /* ranks whose question was */
     bool said_ready;
     bool verdict;      /* the failure is rank 0's word */
     long foreign_user; /* another user who holds or reaches our addresses; -1: none */
@@ -156,5 +159,7 @@ oh_read oh_link_serve(oh_opening *opening, int rank, bool peer_ended);
 /* False, and the opening has failed, if the notice cannot be sent though the peer is there. */
 bool oh_link_notify(oh_opening *opening, int rank, oh_notice_kind kind);
 void oh_link_report(oh_opening *opening, int rank); /* a rank that is gone, to rank 0 */
+/* For a rank that is ready: peers that are in the open group already may ask, see mesh_ask.c. */
+void oh_links_answer(oh_opening *opening);
 
 #endif
