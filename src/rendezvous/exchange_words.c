@@ -3,6 +3,7 @@
 #include "rendezvous/exchange.h"
 #include "rendezvous/opening.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -32,6 +33,9 @@ onehop_result oh_run_hear(oh_run *run, oh_flow *flow) {
     for (;;) { /* it was sent at once, so that this hardly ever turns */
         oh_read got = oh_mesh_read(run->mesh->sockets[flow->peer], &notice, sizeof notice, &fill);
         if (got == OH_READ_COMPLETE) break;
+        if (got == OH_READ_FAILED)
+            return oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "receiving from rank %d failed",
+                                  flow->peer);
         if (got != OH_READ_PARTIAL || oh_clock_ns() >= until) return oh_run_lost(run, flow);
         oh_sleep_us(100);
     }

@@ -127,6 +127,10 @@ int oh_mesh_socket(void);
 bool oh_mesh_reach(const oh_mesh_plan *plan, int rank, int fd);
 bool oh_mesh_same_user(int fd, long *user_out, long *pid_out);
 oh_read oh_mesh_read(int fd, void *buffer, size_t size, size_t *fill);
+/* What an errno of a connection says: the peer is gone; nobody listens, or not yet (EAGAIN: a queue
+ * that is full). Any other is a failure of this rank. */
+bool oh_mesh_is_end(int error);
+bool oh_mesh_is_absence(int error);
 /* Whole, or false with errno: the peer is gone, or takes nothing for a second. */
 bool oh_mesh_write(int fd, const void *bytes, size_t size);
 bool oh_mesh_valid_hello(const oh_opening *opening, const oh_hello *hello);
