@@ -130,9 +130,11 @@ OH_FN oh_u32 oh_qk_arrived(oh_u64 word) {
     return (oh_u32)word != OH_SENTINEL && (oh_u32)(word >> 32) != OH_SENTINEL;
 }
 
-/* What is left of a wait after OH_POLLS looks, out of the way of a kernel that has no register to spare. All
- * ones: the communicator died. */
-OH_SLOW_FN oh_u64 oh_qk_hear_slowly(const oh_args *a, oh_u64 p, oh_u32 what, oh_u32 epoch) {
+/* What is left of a wait after OH_POLLS looks, out of the way of a kernel that has no register to spare: for that
+ * it works out here, too, which rank its k-th peer is. All ones: the communicator died. */
+OH_SLOW_FN oh_u64 oh_qk_hear_slowly(const oh_args *a, oh_u64 p, oh_u32 k, oh_u32 epoch,
+                                    oh_i32 looks_at_host) {
+    const oh_u32 what = OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, oh_other_rank(a, k), looks_at_host);
     oh_u64 state = 0;
     oh_u32 n;
     for (;;) {
@@ -146,19 +148,15 @@ OH_SLOW_FN oh_u64 oh_qk_hear_slowly(const oh_args *a, oh_u64 p, oh_u32 what, oh_
     }
 }
 
-/* Waits for a source's sums of a token and re-arms their place. All ones: the communicator died. */
-OH_FN oh_u64 oh_qk_hear(const oh_args *a, oh_u64 p, oh_u32 peer, oh_u32 epoch,
-                        oh_i32 looks_at_host) {
-    oh_u64 word;
+/* Waits for the k-th peer's sums of a token and re-arms their place. All ones: the communicator died. The first look
+ * stands before the loop: within it, the call takes half a microsecond longer (docs/tuning-log.md). */
+OH_FN oh_u64 oh_qk_hear(const oh_args *a, oh_u64 p, oh_u32 k, oh_u32 epoch, oh_i32 looks_at_host) {
+    oh_u64 word = oh_ld_relaxed_sys_u64(p);
     oh_u32 n = 0;
     OH_NO_UNROLL
-    while (!oh_qk_arrived(word = oh_ld_relaxed_sys_u64(p)) && ++n < OH_POLLS) {
-    }
-    if (OH_UNLIKELY(n == OH_POLLS)) {
-        word = oh_qk_hear_slowly(a, p, OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, peer, looks_at_host), epoch);
-        if (word == ~0ull) return word;
-    }
-    oh_st_relaxed_sys_u64(p, ~0ull);
+    while (!oh_qk_arrived(word) && ++n < OH_POLLS) word = oh_ld_relaxed_sys_u64(p);
+    if (OH_UNLIKELY(!oh_qk_arrived(word))) word = oh_qk_hear_slowly(a, p, k, epoch, looks_at_host);
+    if (word != ~0ull) oh_st_relaxed_sys_u64(p, ~0ull);
     return word;
 }
 
@@ -190,8 +188,8 @@ OH_FN oh_u32 oh_qk_factors(const oh_qknorm_args *n, oh_grid g, oh_call_state c, 
         OH_EACH_SERVER(k, g, a->world - 1) {
             oh_u64 word = ~0ull;
             if (j < b.count && !c.dead) {
-                word = oh_qk_hear(a, a->peers[k].from + place + 8ull * (j * b.step),
-                                  oh_other_rank(a, k), c.epoch, g.thread == 0);
+                word = oh_qk_hear(a, a->peers[k].from + place + 8ull * (j * b.step), k, c.epoch,
+                                  g.thread == 0);
                 if (word == ~0ull) c.dead = 1;
             }
             words[OH_SERVER_AT(k)] = word;

@@ -198,6 +198,8 @@ typedef struct job {
 static void job_main(int rank, int world_size, void *argument) {
     const job *j = argument;
     (void)world_size;
+    /* A process with one rank needs no queue per stream of many ranks, and under MPS the GPU has only so many. */
+    if (j->setup->layout == GPU_PROCESSES) unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
     gpu_run_here(j->setup, rank, j->groups ? j->groups[rank] : NULL, j->fn, j->argument);
 }
 

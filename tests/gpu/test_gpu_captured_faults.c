@@ -4,7 +4,8 @@
  *              host memory and so takes much longer; then rank 1 writes to its input. Rank 0 must not say OK.
  *   forked     a child of rank 0 calls, aborts and destroys its copy of the context: STATE, and the ranks go on
  * Ranks are threads that share a GPU; with the argument "processes" they are processes that share it, which
- * wants the driver's MPS daemon (nvidia-cuda-mps-control); a second argument is the largest world size. */
+ * wants the driver's MPS daemon (nvidia-cuda-mps-control). A second argument is the largest world size, a third
+ * the smallest. */
 /* labels: timeout=120 */
 #include "gpu_ranks.h"
 
@@ -153,14 +154,14 @@ static void forked(gpu_rank *r, int here, void *argument) {
 
 int main(int argc, char **argv) {
     const bool processes = argc > 1 && !strcmp(argv[1], "processes");
-    const int most = argc > 2 ? atoi(argv[2]) : 8;
+    const int most = argc > 2 ? atoi(argv[2]) : 8, least = argc > 3 ? atoi(argv[3]) : 2;
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
     counts *c = shared_memory(sizeof *c);
     gpu_setup setup = {
         .layout = processes ? GPU_PROCESSES : GPU_THREADS, .gpus = 1, .config = &config};
     if (processes) config.flags = ONEHOP_FLAG_SHARE_GPU;
     (void)gpu_main(110, 1);
-    for (setup.world = 2; setup.world <= most; setup.world *= 2) {
+    for (setup.world = least; setup.world <= most; setup.world *= 2) {
         setup.dies = false;
         gpu_run(&setup, forked, NULL);
         setup.dies = true;
