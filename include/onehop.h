@@ -6,7 +6,8 @@
  *   group          ranks that found each other: exchange of small blobs and descriptors
  *   symmetric      one allocation per rank, mapped by every rank of the group
  *   communicator   a thin pointer holder over such memory, whoever allocated it; runs all-reduces
- *   context        the easy way: group + memory + communicator + liveness + capture (onehop_t)
+ *   context        the easy way: group + memory + communicator + liveness + capture
+ *                  (onehop_context)
  * Most programs need only onehop_create, onehop_all_reduce, onehop_synchronize, onehop_destroy.
  *
  * Rules that hold for every call below unless its comment says otherwise:
@@ -18,30 +19,30 @@
  *   - destroy, close and free take NULL, return void, are local and never wait for a peer.
  *   - An object may be used by any thread, by one thread at a time. Different objects are
  *     independent. onehop_abort, onehop_status and onehop_set_timeout may run beside other calls.
- *   - An object belongs to the process that made it. In a forked child every call on it gives STATE;
- *     destroy, close and free there release the child's copies and tell nobody anything. A child may
- *     make objects of its own (on CUDA, if its parent had not used the driver yet).
+ *   - An object belongs to the process that made it. In a forked child every call on it gives
+ *     STATE; destroy, close and free there release the child's copies and tell nobody anything. A
+ *     child may make objects of its own (on CUDA, if its parent had not used the driver yet).
  *   - Ranks of one process on GPUs (threads, or onehop_create_all): set CUDA_MODULE_LOADING=EAGER
  *     before CUDA starts. By default CUDA loads a kernel when it is launched first, and that may
- *     wait for kernels that run: rank A's call runs and waits for rank B, whose thread cannot launch
- *     its call while it, or CUDA, loads some kernel of the program. It ends with TIMEOUT, whose
- *     sentence names the variable. Or launch every kernel of the program once before the first call.
+ *     wait for kernels that run: rank A's call runs and waits for rank B, whose thread cannot
+ *     launch its call while it, or CUDA, loads some kernel of the program. It ends with TIMEOUT,
+ *     whose sentence names the variable. Or launch every kernel of the program once before the
+ *     first call.
  *   - Nothing hangs for ever: a wait for a peer ends at the deadline (config timeout_ms, 300 s by
  *     default) with an error that names the peer. Time in which the process was stopped (SIGSTOP, a
  *     debugger, a suspended machine) does not count, in waits of the host; a GPU's clock goes on.
- *   - On a GPU calls of several communicators may be in flight together, in any order, if the program
- *     orders them alike on all ranks: where one is made to wait for another (one stream, an event, a
- *     wait of the host), it is so on every rank. See onehop_layout_config.max_blocks.
+ *   - On a GPU calls of several communicators may be in flight together, in any order, if the
+ *     program orders them alike on all ranks: where one is made to wait for another (one stream, an
+ *     event, a wait of the host), it is so on every rank. See onehop_layout_config.max_blocks.
  *   - The library never changes the environment, the current CUDA device or signal handlers, never
  *     calls exit, and starts no thread but the worker of a host stream you create. Its descriptors
- *     are close-on-exec and above 2, also while 0 to 2 are closed; those of the GPU driver and other
- *     libraries that it opens are theirs.
- *   - No function takes more than 16 KB of the caller's stack, but for what the GPU driver, NVRTC and
- *     NCCL take. None ends early by pthread_cancel where it may wait or holds something: the request
- *     stays pending until the call returns.
+ *     are close-on-exec and above 2, also while 0 to 2 are closed; those of the GPU driver and
+ *     other libraries that it opens are theirs.
+ *   - No function takes more than 16 KB of the caller's stack, but for what the GPU driver, NVRTC
+ *     and NCCL take. None ends early by pthread_cancel where it may wait or holds something: the
+ *     request stays pending until the call returns.
  *
- * While the version is 0.x every rank of a group must run the same major.minor.
- */
+ * While the version is 0.x every rank of a group must run the same major.minor. */
 #ifndef ONEHOP_H
 #define ONEHOP_H
 
@@ -58,7 +59,7 @@ extern "C" {
 #define ONEHOP_API
 #endif
 
-/* ---- version ------------------------------------------------------------------------------- */
+/* ---- version --------------------------------------------------------------------------------- */
 
 #define ONEHOP_VERSION_MAJOR 0
 #define ONEHOP_VERSION_MINOR 1
@@ -70,7 +71,7 @@ extern "C" {
  * header that does not fit the library. Any thread, any time. Since 0.1. */
 ONEHOP_API int onehop_version(void);
 
-/* ---- results ------------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------- */
 
 /* Every result there is: X(name, value, text). The values are pinned; new ones are only added.
  *   -1xx  the caller's argument or order of calls; nothing was changed, the object is still good
@@ -109,7 +110,7 @@ ONEHOP_API int onehop_version(void);
     X(ONEHOP_ERR_MISMATCH, -303, "ranks made different calls")                                     \
     X(ONEHOP_ERR_ABORTED, -304, "aborted by onehop_abort")                                         \
     X(ONEHOP_ERR_CALLS_OVERLAP, -305, "two calls on one communicator overlapped in time")          \
-    X(ONEHOP_ERR_ROW, -306, "a captured call ran before its inputs were registered")               \
+    X(ONEHOP_ERR_REGISTRATION, -306, "a captured call ran before its inputs were registered")      \
     X(ONEHOP_ERR_INTERNAL, -401, "internal error")
 
 typedef enum onehop_result {
@@ -126,11 +127,11 @@ ONEHOP_API const char *onehop_result_text(onehop_result result);
 
 /* The calling thread's last error as a sentence: what was expected, what was found, which rank.
  * Empty string if no call of this thread has failed. Owned by the library and valid until the
- * thread's next failing call. Set when the error is decided; successful calls leave it. Since 0.1.
- * */
+ * thread's next failing call. Set when the error is decided; successful calls leave it. Since
+ * 0.1. */
 ONEHOP_API const char *onehop_last_error(void);
 
-/* ---- types --------------------------------------------------------------------------------- */
+/* ---- types ----------------------------------------------------------------------------------- */
 
 /* Most ranks of one group. */
 #define ONEHOP_MAX_RANKS 16
@@ -138,7 +139,7 @@ ONEHOP_API const char *onehop_last_error(void);
 /* A CUDA stream (cudaStream_t and CUstream convert without a cast), or on the host device a stream
  * made by onehop_host_stream_create. NULL is the legacy default stream on CUDA; on the host device
  * it means "run the call now, in the calling thread". */
-typedef struct CUstream_st *onehop_stream_t;
+typedef struct CUstream_st *onehop_stream;
 
 typedef enum onehop_dtype {
     ONEHOP_FLOAT32 = 1,  /* IEEE 754 binary32, 4 bytes */
@@ -184,15 +185,15 @@ typedef enum onehop_algorithm {
     /* reduce-scatter: shard d is stored to rank d; readiness is in the data */
     ONEHOP_SCATTER_PUSH = 9,
     /* all-gather: stored to every peer as words of 4 bytes of data and the number of the call */
-    ONEHOP_GATHER_FLAGS = 10,
+    ONEHOP_GATHER_LL = 10,
     /* all-gather: plain stores to every peer, one flag for each block and chunk */
     ONEHOP_GATHER_PUSH = 11,
     ONEHOP_HOST_SCATTER = 12, /* reduce-scatter, host device: give shards, reduce the own */
     ONEHOP_HOST_GATHER = 13,  /* all-gather, host device: publish, copy from all */
 } onehop_algorithm;
 
-/* What ranks do together. Each algorithm serves one of these; SCATTER ones reduce-scatter, GATHER ones
- * all-gather, LOCAL_COPY all, the others all-reduce. */
+/* What ranks do together. Each algorithm serves one of these; SCATTER ones reduce-scatter, GATHER
+ * ones all-gather, LOCAL_COPY all, the others all-reduce. */
 typedef enum onehop_collective {
     ONEHOP_ALL_REDUCE = 0,
     ONEHOP_REDUCE_SCATTER = 1,
@@ -206,7 +207,7 @@ typedef enum onehop_collective {
  * NCCL_NVLS_ENABLE unset or 1 or 2 (any other text forbids it, as 0 does),
  * TORCH_SYMM_MEM_DISABLE_MULTICAST unset or 0, and a GPU for each rank of which the
  * driver reports multicast. A failure while it is set up leaves it off, with a line in the log. The
- * host device emulates it, in rank order. While it is off the tuning table's rows that name it are
+ * host device emulates it, in rank order. While it is off the tuning table's rules that name it are
  * passed over, and calls that name it get ALGORITHM. */
 typedef enum onehop_source {
     ONEHOP_SOURCE_NONE = 0,
@@ -245,7 +246,7 @@ ONEHOP_API const char *onehop_op_name(onehop_op op);
 /* Bytes of one element, 0 for an unknown type. Since 0.1. */
 ONEHOP_API size_t onehop_dtype_bytes(onehop_dtype dtype);
 
-/* ---- log ----------------------------------------------------------------------------------- */
+/* ---- log ------------------------------------------------------------------------------------- */
 
 typedef enum onehop_log_level {
     ONEHOP_LOG_ERROR = 1,
@@ -263,29 +264,32 @@ typedef void (*onehop_log_fn)(void *user, onehop_log_level level, const char *li
  * Since 0.1. */
 ONEHOP_API void onehop_set_log(onehop_log_fn log, void *user);
 
-/* ---- waits --------------------------------------------------------------------------------- */
+/* ---- waits ----------------------------------------------------------------------------------- */
 
 /* Called inside waits; nonzero ends the wait. */
 typedef int (*onehop_wait_fn)(void *user);
 
-/* Sets the calling thread's wait hook; NULL, as at first, means none. Every wait of this thread inside
- * the library calls it about every 50 ms, so that a program can handle signals, or give up, while it
- * waits for a peer. A call that need not wait does not call it. If the hook returns nonzero,
- *   - a collective set-up call (group, create, capture end, prepare, allocation) fails with INTERRUPTED here, and on
- *     the other ranks as if this rank had failed: with INTERRUPTED, or with PEER_LOST that names it. (A rank
- *     that needed nothing more of this one succeeds, and fails in its next call.) Objects that exist
- *     already are broken then: later set-up calls on them fail too;
+/* Sets the calling thread's wait hook; NULL, as at first, means none. Every wait of this thread
+ * inside the library calls it about every 50 ms, so that a program can handle signals, or give up,
+ * while it waits for a peer. A call that need not wait does not call it. If the hook returns
+ * nonzero,
+ *   - a collective set-up call (group, create, capture end, prepare, allocation) fails with
+ *     INTERRUPTED here, and on the other ranks as if this rank had failed: with INTERRUPTED, or
+ *     with PEER_LOST that names it. (A rank that needed nothing more of this one succeeds, and
+ *     fails in its next call.) Objects that exist already are broken then: later set-up calls on
+ *     them fail too;
  *   - a call that runs in this thread, on the host device, ends as by onehop_abort;
- *   - onehop_synchronize, onehop_host_stream_synchronize and a call that waits for room in the queue of a
- *     host stream return INTERRUPTED; nothing has changed, and what was queued before goes on;
+ *   - onehop_synchronize, onehop_host_stream_synchronize and a call that waits for room in the
+ *     queue of a host stream return INTERRUPTED; nothing has changed, and what was queued before
+ *     goes on;
  *   - onehop_destroy ends the rank's calls as by onehop_abort, and returns when they have ended.
- * An all-gather of the caller's own (onehop_group_config.allgather) is not interrupted, nor is a kernel that is
- * being compiled; both end first. The hook runs without a lock of the library. It may call
- * onehop_abort, onehop_status and onehop_set_timeout on the object that is waited for, and anything on
- * other objects. It must return: no exception, no longjmp. Since 0.1. */
+ * An all-gather of the caller's own (onehop_group_config.allgather) is not interrupted, nor is a
+ * kernel that is being compiled; both end first. The hook runs without a lock of the library. It
+ * may call onehop_abort, onehop_status and onehop_set_timeout on the object that is waited for, and
+ * anything on other objects. It must return: no exception, no longjmp. Since 0.1. */
 ONEHOP_API void onehop_set_wait_hook(onehop_wait_fn hook, void *user);
 
-/* ---- group --------------------------------------------------------------------------------- */
+/* ---- group ----------------------------------------------------------------------------------- */
 
 /* Ranks 0..world_size-1 that exchange blobs and descriptors. Holds a mesh of close-on-exec sockets
  * (none within one process) through which the end of a peer's process is seen. */
@@ -296,8 +300,8 @@ typedef struct onehop_group onehop_group;
 typedef int (*onehop_allgather_fn)(void *user, const void *send, void *recv, size_t bytes);
 
 /* Optional companion: every rank gives one descriptor (-1 for none) and receives in `fds_out`
- * [world_size] a new descriptor for each rank's, which the library then owns. Returns 0 on success.
- * */
+ * [world_size] a new descriptor for each rank's, which the library then owns. Returns 0 on
+ * success. */
 typedef int (*onehop_pass_fd_fn)(void *user, int fd, int *fds_out);
 
 typedef struct onehop_group_config {
@@ -309,16 +313,17 @@ typedef struct onehop_group_config {
     int rank;
     int world_size;
     /* Ranks that give equal names are one group; any length, nothing on disk. NULL takes
-     * ONEHOP_NAME, else what tells jobs apart: MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RUN_ID, and
-     * of mpirun or srun PMIX_NAMESPACE, or SLURM_JOB_ID and SLURM_STEP_ID. Read only if allgather is
-     * NULL. Give each job a name of its own. If two jobs use one name the opening fails: with
-     * DISAGREEMENT if a launcher started both, else, if their ranks come within 0.1 s of each other,
-     * with DUPLICATE_RANK on all ranks. Jobs that come later than that could not be told apart, and
-     * where no launcher says which job this is the first opening of a name takes 0.1 s therefore.
-     * Names are per user and do not cross network or user namespaces. Another user cannot take or
-     * guess a name: it holds a secret from the kernel's keyring of this user. Where that is refused
-     * to some ranks (Docker's default profile) and not to others they do not find each other; where it
-     * is refused to all, names can be guessed by who shares the network namespace. */
+     * ONEHOP_NAME, else what tells jobs apart: MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RUN_ID,
+     * and of mpirun or srun PMIX_NAMESPACE, or SLURM_JOB_ID and SLURM_STEP_ID. Read only if
+     * allgather is NULL. Give each job a name of its own. If two jobs use one name the opening
+     * fails: with DISAGREEMENT if a launcher started both, else, if their ranks come within 0.1 s
+     * of each other, with DUPLICATE_RANK on all ranks. Jobs that come later than that could not be
+     * told apart, and where no launcher says which job this is the first opening of a name takes
+     * 0.1 s therefore. Names are per user and do not cross network or user namespaces. Another user
+     * cannot take or guess a name: it holds a secret from the kernel's keyring of this user. Where
+     * that is refused to some ranks (Docker's default profile) and not to others they do not find
+     * each other; where it is refused to all, names can be guessed by who shares the network
+     * namespace. */
     const char *name;
     /* Instead of a name; both stay valid until onehop_group_close. */
     onehop_allgather_fn allgather;
@@ -340,7 +345,8 @@ ONEHOP_API onehop_result onehop_group_open(const onehop_group_config *config,
                                            onehop_group **group_out);
 
 /* A group within this process: groups_out[0..world_size-1] are its ranks, to be used by one thread
- * each; on GPUs see CUDA_MODULE_LOADING at the top. Not collective. Errors: NULL, WORLD_SIZE, ENVIRONMENT, MEMORY. Since 0.1. */
+ * each; on GPUs see CUDA_MODULE_LOADING at the top. Not collective. Errors: NULL, WORLD_SIZE,
+ * ENVIRONMENT, MEMORY. Since 0.1. */
 ONEHOP_API onehop_result onehop_group_open_local(int world_size, onehop_group **groups_out);
 
 /* Local. Objects made from the group must be gone before. */
@@ -351,26 +357,26 @@ ONEHOP_API int onehop_group_size(const onehop_group *group);
 
 /* Collective all-gather of `bytes` (at most 16 MiB, the same on all ranks) through the group;
  * `recv` holds world_size * bytes. For callers that bring their own storage and need to exchange
- * handles. After a failure other than NULL, ARGUMENT and STATE (forked) the group is broken and must
- * be closed; the peers hear the reason from the rank that fails first, so that all name the same rank.
- * Errors: NULL, ARGUMENT, STATE, MISSING_PEER (deadline), INTERRUPTED (wait hook), PEER_LOST,
- * DISAGREEMENT (sizes differ), SYSTEM. Since 0.1. */
+ * handles. After a failure other than NULL, ARGUMENT and STATE (forked) the group is broken and
+ * must be closed; the peers hear the reason from the rank that fails first, so that all name the
+ * same rank. Errors: NULL, ARGUMENT, STATE, MISSING_PEER (deadline), INTERRUPTED (wait hook),
+ * PEER_LOST, DISAGREEMENT (sizes differ), SYSTEM. Since 0.1. */
 ONEHOP_API onehop_result onehop_group_allgather(onehop_group *group, const void *send, void *recv,
                                                 size_t bytes);
 
-/* Collective: returns after all ranks have called it. Errors as onehop_group_allgather. Since 0.1.
- * */
+/* Collective: returns after all ranks have called it. Errors as onehop_group_allgather. Since
+ * 0.1. */
 ONEHOP_API onehop_result onehop_group_barrier(onehop_group *group);
 
 #ifdef ONEHOP_EXPERIMENTAL
 /* EXPERIMENTAL, may change. Collective over the ranks that stay: a new group without the `count`
- * ranks in `lost`. The old group stays open and must be closed. This version returns UNSUPPORTED.
- * */
+ * ranks in `lost`. The old group stays open and must be closed. This version returns
+ * UNSUPPORTED. */
 ONEHOP_API onehop_result onehop_group_shrink(onehop_group *group, const int *lost, int count,
                                              onehop_group **group_out);
 #endif
 
-/* ---- memory -------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* `bytes` of zeroed memory on `device` that peers can map, so that captured calls read and write it
  * without a copy. On the host it is memory of a sealed memfd, all of it reserved here (MEMORY names
@@ -391,8 +397,8 @@ typedef struct onehop_symmetric onehop_symmetric;
 ONEHOP_API onehop_result onehop_symmetric_alloc(onehop_group *group, onehop_device device,
                                                 size_t bytes, onehop_symmetric **symmetric_out);
 
-/* Address in this process of rank `rank`'s allocation; NULL if rank is out of range, and in a forked
- * child. */
+/* Address in this process of rank `rank`'s allocation; NULL if rank is out of range, and in a
+ * forked child. */
 ONEHOP_API void *onehop_symmetric_ptr(const onehop_symmetric *symmetric, int rank);
 
 /* Local. In one process the last rank frees the memory. */
@@ -400,7 +406,7 @@ ONEHOP_API void onehop_symmetric_free(onehop_symmetric *symmetric);
 
 /* ---- communicator over memory the caller owns ------------------------------------------------ */
 
-/* Sizes of the planes. Equal on all ranks; zero fields take the default for the device and world
+/* Sizes of the regions. Equal on all ranks; zero fields take the default for the device and world
  * size. Fixed for the life of the memory. */
 typedef struct onehop_layout_config {
     size_t struct_size;
@@ -416,16 +422,16 @@ typedef struct onehop_layout_config {
     size_t pull_bytes;
     /* Largest grid of any call; all its blocks must fit on the smallest rank's device at once.
      * Default: 64 on CUDA (long messages want one per multiprocessor, divided by the ranks on a
-     * GPU), 16 on the host. At most 1024.
-     * Kernels wait on the GPU for those of the peers. So of the grids of all communicators there, and of
-     * all their ranks, all but the largest single one must together have fewer blocks than the GPU has
-     * multiprocessors. Creation fails where those of this process would not (ARGUMENT; where 0 was
-     * given, UNSUPPORTED). Other processes on the GPU, NCCL and other kernels that wait for peers cannot
-     * be counted: leave them room. Where all grids together have at most as many blocks as there are
-     * multiprocessors, ranks may even differ in which calls they let wait for which. */
+     * GPU), 16 on the host. At most 1024. Kernels wait on the GPU for those of the peers. So of the
+     * grids of all communicators there, and of all their ranks, all but the largest single one must
+     * together have fewer blocks than the GPU has multiprocessors. Creation fails where those of
+     * this process would not (ARGUMENT; where 0 was given, UNSUPPORTED). Other processes on the
+     * GPU, NCCL and other kernels that wait for peers cannot be counted: leave them room. Where all
+     * grids together have at most as many blocks as there are multiprocessors, ranks may even
+     * differ in which calls they let wait for which. */
     uint32_t max_blocks;
     /* Rows of the table of captured inputs. Default 4096 on CUDA, 256 on the host. */
-    uint32_t max_rows;
+    uint32_t max_registrations;
 } onehop_layout_config;
 
 typedef struct onehop_layout {
@@ -436,7 +442,7 @@ typedef struct onehop_layout {
     size_t push_bytes; /* the values in force, after defaults */
     size_t pull_bytes;
     uint32_t max_blocks;
-    uint32_t max_rows;
+    uint32_t max_registrations;
     uint64_t reserved[4]; /* 0 in this version */
 } onehop_layout;
 
@@ -451,20 +457,20 @@ ONEHOP_API onehop_result onehop_layout_get(const onehop_layout_config *config,
 #define ONEHOP_FLAG_EARLY_TRIGGER 1u
 /* CUDA: several processes on one GPU are time-sliced, milliseconds a call; refused without this. */
 #define ONEHOP_FLAG_SHARE_GPU 2u
-/* CUDA, contexts only: hand messages to NCCL where the tuning table has a row of it, and calls that
- * name it. Also on with ONEHOP_NCCL=1. NCCL's library (ONEHOP_NCCL_LIB) is opened and a communicator
- * of it made at creation, on all ranks or none. Such calls run in the same stream and graph and are
- * counted, but NCCL sums in an order of its own: the bits may change with the message size. They
- * carry no signature and have no deadline: ranks that make different calls, and lost peers, are
- * found by our calls and onehop_status only. onehop_destroy may then wait for the peers to do the
- * same. */
+/* CUDA, contexts only: hand messages to NCCL where the tuning table has a rule for it, and calls
+ * that name it. Also on with ONEHOP_NCCL=1. NCCL's library (ONEHOP_NCCL_LIB) is opened and a
+ * communicator of it made at creation, on all ranks or none. Such calls run in the same stream and
+ * graph and are counted, but NCCL sums in an order of its own: the bits may change with the message
+ * size. They carry no signature and have no deadline: ranks that make different calls, and lost
+ * peers, are found by our calls and onehop_status only. onehop_destroy may then wait for the peers
+ * to do the same. */
 #define ONEHOP_FLAG_NCCL 4u
 /* CUDA, contexts only: sizes that are left open follow the tuning table without the cap of 16 MiB;
  * to 128 MiB. */
 #define ONEHOP_FLAG_UNCAP 8u
-/* CUDA: your promise that no call of this communicator is in flight on a GPU beside one of another: they
- * share a stream, or events order them, alike on all ranks. Its grids are as large as if it were alone,
- * and are not counted with others' (onehop_layout_config.max_blocks). */
+/* CUDA: your promise that no call of this communicator is in flight on a GPU beside one of another:
+ * they share a stream, or events order them, alike on all ranks. Its grids are as large as if it
+ * were alone, and are not counted with others' (onehop_layout_config.max_blocks). */
 #define ONEHOP_FLAG_ORDERED 16u
 
 typedef struct onehop_comm onehop_comm;
@@ -476,7 +482,8 @@ typedef struct onehop_comm_config {
     int world_size;
     const onehop_layout_config
         *layout; /* as given to onehop_layout_get; read during the call only */
-    void *symmetric[ONEHOP_MAX_RANKS]; /* address here of each rank's slab, own included */
+    void *symmetric[ONEHOP_MAX_RANKS]; /* address here of each rank's symmetric buffer, own
+                                        * included */
     void *local;                       /* local_bytes */
     void *host;                        /* host_bytes */
     uint32_t ranks_per_device;         /* most ranks that share a GPU; 0: 1 */
@@ -497,10 +504,10 @@ ONEHOP_API onehop_result onehop_storage_arm(const onehop_layout_config *config,
                                             void *host);
 
 /* A communicator over armed memory, which the caller owns and keeps until after the destroy and
- * until all ranks' calls have ended: peers read and write it. Allocates no device memory and exchanges
- * nothing; that ranks read other tuning tables shows as MISMATCH of calls. Without a group the loss
- * of a peer shows by the deadline. Errors: NULL, STRUCT_SIZE, ARGUMENT, RANK, WORLD_SIZE, ALIGNMENT,
- * ENVIRONMENT, NO_DEVICE, UNSUPPORTED, MEMORY, DRIVER. Since 0.1. */
+ * until all ranks' calls have ended: peers read and write it. Allocates no device memory and
+ * exchanges nothing; that ranks read other tuning tables shows as MISMATCH of calls. Without a
+ * group the loss of a peer shows by the deadline. Errors: NULL, STRUCT_SIZE, ARGUMENT, RANK,
+ * WORLD_SIZE, ALIGNMENT, ENVIRONMENT, NO_DEVICE, UNSUPPORTED, MEMORY, DRIVER. Since 0.1. */
 ONEHOP_API onehop_result onehop_comm_create(const onehop_comm_config *config,
                                             onehop_comm **comm_out);
 
@@ -517,15 +524,16 @@ typedef struct onehop_call {
     /* Threads per block. CUDA: a multiple of 32 to 1024, to 512 for pull algorithms and for 6 ranks
      * and more; host: 1. */
     uint32_t threads;
-    /* With source GRAPH on a communicator: the row (onehop_comm_row_take) that will hold the
-     * addresses. A context takes its rows itself and does not read this. */
-    uint32_t row;
+    /* With source GRAPH on a communicator: the registration (onehop_comm_registration_take) that
+     * will hold the addresses. A context takes its own and does not read this. */
+    uint32_t registration;
     uint32_t reserved; /* 0 */
-    /* Memory of this rank's GPU, readable until the call has ended (captured: in every replay), of which
-     * the processors that the grid leaves idle bring the first 8 MiB into the L2 while the call waits:
-     * weights of the next matrix product, say. Begins, by programmatic dependent launch, before earlier
-     * work of the stream has ended; changes no result. 0 bytes: none. Without effect on the host device,
-     * alone in a group, in a grid of all processors and where NCCL serves. */
+    /* Memory of this rank's GPU, readable until the call has ended (captured: in every replay), of
+     * which the processors that the grid leaves idle bring the first 8 MiB into the L2 while the
+     * call waits: weights of the next matrix product, say. Begins, by programmatic dependent
+     * launch, before earlier work of the stream has ended; changes no result. 0 bytes: none.
+     * Without effect on the host device, alone in a group, in a grid of all processors and where
+     * NCCL serves. */
     const void *prefetch;
     size_t prefetch_bytes;
 } onehop_call;
@@ -533,35 +541,36 @@ typedef struct onehop_call {
 /* As onehop_all_reduce and onehop_all_reduce_with (call may be NULL), on a communicator. */
 ONEHOP_API onehop_result onehop_comm_all_reduce(onehop_comm *comm, const void *in, void *out,
                                                 size_t count, onehop_dtype dtype, onehop_op op,
-                                                const onehop_call *call, onehop_stream_t stream);
+                                                const onehop_call *call, onehop_stream stream);
 
 /* As onehop_reduce_scatter and onehop_all_gather (call may be NULL), on a communicator. */
 ONEHOP_API onehop_result onehop_comm_reduce_scatter(onehop_comm *comm, const void *in, void *out,
                                                     size_t count, onehop_dtype dtype, onehop_op op,
-                                                    const onehop_call *call,
-                                                    onehop_stream_t stream);
+                                                    const onehop_call *call, onehop_stream stream);
 ONEHOP_API onehop_result onehop_comm_all_gather(onehop_comm *comm, const void *in, void *out,
                                                 size_t bytes, const onehop_call *call,
-                                                onehop_stream_t stream);
+                                                onehop_stream stream);
 
-/* Rows: the table of captured inputs, this rank's own. A row holds every rank's input and output
- * address, as seen by this rank's device; a captured pull call over source GRAPH holds only its
- * row's number. `take` reserves a row; calls may name it from then on, and run once it is filled: a
- * call that finds it empty or recycled fails with ROW on all ranks. The n-th row that a communicator takes
- * belongs to the n-th of every peer: ranks take rows in the same order. Ranks that name different ones in
- * a call get MISMATCH, before anything is read or stored. `fill` gives it in[world_size]
- * and out[world_size], aligned to 16 bytes (out may be NULL for 1shot_pull, which writes only its
- * own) or, with in NULL, marks it as staged: the call then goes over the workspace. All ranks must
- * fill a call's row alike, staged or not. `release` recycles it once no graph that uses it can run.
- * Errors: NULL, ARGUMENT (no such row), ALIGNMENT, TOO_LARGE (table full), DRIVER. Since 0.1. */
-ONEHOP_API onehop_result onehop_comm_row_take(onehop_comm *comm, uint32_t *row_out);
-ONEHOP_API onehop_result onehop_comm_row_fill(onehop_comm *comm, uint32_t row,
-                                              const void *const *in, void *const *out);
-ONEHOP_API onehop_result onehop_comm_row_release(onehop_comm *comm, uint32_t row);
+/* Registrations of captured calls, in a table of this rank's own. A registration holds every rank's
+ * input and output address, as seen by this rank's device; a captured pull call over source GRAPH
+ * holds only its number. `take` reserves one; calls may name it from then on, and run once it is
+ * filled: a call that finds it empty or recycled fails with REGISTRATION on all ranks. The n-th
+ * that a communicator takes belongs to the n-th of every peer: ranks take them in the same order.
+ * Ranks that name different ones in a call get MISMATCH, before anything is read or stored. `fill`
+ * gives it in[world_size] and out[world_size], aligned to 16 bytes (out may be NULL for 1shot_pull,
+ * which writes only its own) or, with in NULL, marks it as staged: the call then goes over the
+ * workspace. All ranks must fill a call's registration alike, staged or not. `release` recycles it
+ * once no graph that uses it can run. Errors: NULL, ARGUMENT (no such registration), ALIGNMENT,
+ * TOO_LARGE (table full), DRIVER. Since 0.1. */
+ONEHOP_API onehop_result onehop_comm_registration_take(onehop_comm *comm,
+                                                       uint32_t *registration_out);
+ONEHOP_API onehop_result onehop_comm_registration_fill(onehop_comm *comm, uint32_t registration,
+                                                       const void *const *in, void *const *out);
+ONEHOP_API onehop_result onehop_comm_registration_release(onehop_comm *comm, uint32_t registration);
 
 /* ---- context: the easy way ------------------------------------------------------------------- */
 
-typedef struct onehop onehop_t;
+typedef struct onehop_context onehop_context;
 
 typedef struct onehop_config {
     size_t struct_size;
@@ -574,19 +583,20 @@ typedef struct onehop_config {
     onehop_device device;
     /* Storage; equal on all ranks. Messages of any length work, longer ones in chunks: sizes are
      * about speed and memory (onehop_stats tells both). push_bytes and pull_bytes, see
-     * onehop_layout_config, are taken as they are or refused. One that is 0 is, on CUDA, the longest
-     * message that the tuning table sends by push or by pull, up to max_bytes or, without it, 16 MiB
-     * and all push slots together 64 MiB; and pull_bytes at least twice that, between 1 and 32 MiB, which
-     * all-gathers of long parts fill. On the host the layout's default, for push max_bytes.
-     * max_bytes: the longest message that should go in one piece; at most 128 MiB. */
+     * onehop_layout_config, are taken as they are or refused. One that is 0 is, on CUDA, the
+     * longest message that the tuning table sends by push or by pull, up to max_bytes or, without
+     * it, 16 MiB and all push slots together 64 MiB; and pull_bytes at least twice that, between 1
+     * and 32 MiB, which all-gathers of long parts fill. On the host the layout's default, for push
+     * max_bytes. max_bytes: the longest message that should go in one piece; at most 128 MiB. */
     size_t max_bytes;
     size_t push_bytes;
     size_t pull_bytes;
-    /* See onehop_layout_config. 0, on CUDA: one for each multiprocessor of the smallest GPU, divided by the
-     * ranks on a GPU; where other communicators of the process leave less, half of what is left.
-     * So give small ones that are made first a max_blocks of their own. onehop_would_use shows grids. */
+    /* See onehop_layout_config. 0, on CUDA: one for each multiprocessor of the smallest GPU,
+     * divided by the ranks on a GPU; where other communicators of the process leave less, half of
+     * what is left. So give small ones that are made first a max_blocks of their own.
+     * onehop_would_use shows grids. */
     uint32_t max_blocks;
-    uint32_t max_rows;
+    uint32_t max_registrations;
     uint32_t timeout_ms; /* deadline of a call; 0: ONEHOP_TIMEOUT_MS or 300000 */
     /* Deadline of collective calls, from now on also of a borrowed group's; 0: the group's. */
     uint32_t init_timeout_ms;
@@ -596,29 +606,31 @@ typedef struct onehop_config {
 
 /* Collective: succeeds on all ranks or fails on all with the same message. World size 1 allocates
  * nothing. Blocks. On CUDA the primary context of the device is retained and the memory is
- * allocated there. The tuning table is read here, and must have the same rows on all ranks. Errors:
- * those of onehop_group_open, onehop_symmetric_alloc, onehop_comm_create; ENVIRONMENT for a table
- * that is not understood, with its line, and for any ONEHOP_ variable whose value is not
- * understood, also one that only another device or a later call would read; ARGUMENT or UNSUPPORTED if
- * its grids do not fit beside those of other communicators on a GPU
+ * allocated there. The tuning table is read here, and must have the same rules on all ranks.
+ * Errors: those of onehop_group_open, onehop_symmetric_alloc, onehop_comm_create; ENVIRONMENT for a
+ * table that is not understood, with its line, and for any ONEHOP_ variable whose value is not
+ * understood, also one that only another device or a later call would read; ARGUMENT or UNSUPPORTED
+ * if its grids do not fit beside those of other communicators on a GPU
  * (onehop_layout_config.max_blocks). Since 0.1. */
-ONEHOP_API onehop_result onehop_create(const onehop_config *config, onehop_t **context_out);
+ONEHOP_API onehop_result onehop_create(const onehop_config *config, onehop_context **context_out);
 
 /* All ranks of a group of `n` in one thread: rank i on devices[i] (NULL: config->device for all; a
- * device may repeat; CUDA_MODULE_LOADING, at the top, matters here too). config->group, rank, world_size and name must be zero. Since 0.1. */
+ * device may repeat; CUDA_MODULE_LOADING, at the top, matters here too). config->group, rank,
+ * world_size and name must be zero. Since 0.1. */
 ONEHOP_API onehop_result onehop_create_all(const onehop_config *config, int n,
-                                           const onehop_device *devices, onehop_t **contexts_out);
+                                           const onehop_device *devices,
+                                           onehop_context **contexts_out);
 
 /* Local, never waits for a peer. Waits for this rank's own eager calls in flight, at most to their
  * deadline; replays of graphs must have ended. Peers that still call get PEER_LOST. On CUDA freeing
  * memory may wait for other work of the GPU, as cudaFree does. If the last call's stream is gone or
  * being captured the memory is kept and that is logged. */
-ONEHOP_API void onehop_destroy(onehop_t *context);
+ONEHOP_API void onehop_destroy(onehop_context *context);
 
-ONEHOP_API int onehop_rank(const onehop_t *context);
-ONEHOP_API int onehop_world_size(const onehop_t *context);
+ONEHOP_API int onehop_rank(const onehop_context *context);
+ONEHOP_API int onehop_world_size(const onehop_context *context);
 /* The device in use, AUTO resolved. Kind AUTO if context is NULL. */
-ONEHOP_API onehop_device onehop_get_device(const onehop_t *context);
+ONEHOP_API onehop_device onehop_get_device(const onehop_context *context);
 
 /* out[i] = sum over ranks of in[i], i < count, on every rank. in, out: `count` elements each, in
  * memory of the rank's device, aligned to their element; equal (in place) or disjoint. Both must
@@ -632,43 +644,44 @@ ONEHOP_API onehop_device onehop_get_device(const onehop_t *context);
  * On CUDA no allocation, lock or system call beyond the launch. Errors, nothing launched: NULL,
  * DTYPE, OP, ALIGNMENT, OVERLAP, TOO_LARGE, STREAM, STATE. Errors of calls that ran come from later
  * calls, onehop_synchronize and onehop_status (host, NULL stream: from this call): TIMEOUT,
- * PEER_LOST, MISMATCH, ABORTED, CALLS_OVERLAP. Then the content of `out` is undefined. Since 0.1.
- * */
-ONEHOP_API onehop_result onehop_all_reduce(onehop_t *context, const void *in, void *out,
+ * PEER_LOST, MISMATCH, ABORTED, CALLS_OVERLAP. Then the content of `out` is undefined. Since
+ * 0.1. */
+ONEHOP_API onehop_result onehop_all_reduce(onehop_context *context, const void *in, void *out,
                                            size_t count, onehop_dtype dtype, onehop_op op,
-                                           onehop_stream_t stream);
+                                           onehop_stream stream);
 
 /* The same with the algorithm, source or grid named by the caller. Adds error ALGORITHM: the named
  * choice cannot serve the call. Since 0.1. */
-ONEHOP_API onehop_result onehop_all_reduce_with(onehop_t *context, const void *in, void *out,
+ONEHOP_API onehop_result onehop_all_reduce_with(onehop_context *context, const void *in, void *out,
                                                 size_t count, onehop_dtype dtype, onehop_op op,
-                                                const onehop_call *call, onehop_stream_t stream);
+                                                const onehop_call *call, onehop_stream stream);
 
-/* out[i] = sum over ranks of in[rank * count + i], i < count, of the calling rank's `rank`: each rank gets
- * its shard of what onehop_all_reduce would give all, bit for bit. `in` holds world_size * count elements,
- * `out` count; `out` is in + rank * count (in place, as NCCL has it; all other elements of `in` stay as
- * they are) or disjoint from all of `in`. Ranks may differ in that. In all else as onehop_all_reduce: count 0,
- * order, capture (over the communicator's own memory; nothing is registered), errors. Fastest where in, out and
- * the bytes of a shard are multiples of 16. Since 0.1. */
-ONEHOP_API onehop_result onehop_reduce_scatter(onehop_t *context, const void *in, void *out,
+/* out[i] = sum over ranks of in[rank * count + i], i < count, of the calling rank's `rank`: each
+ * rank gets its shard of what onehop_all_reduce would give all, bit for bit. `in` holds world_size
+ * * count elements, `out` count; `out` is in + rank * count (in place, as NCCL has it; all other
+ * elements of `in` stay as they are) or disjoint from all of `in`. Ranks may differ in that. In all
+ * else as onehop_all_reduce: count 0, order, capture (over the communicator's own memory; nothing
+ * is registered), errors. Fastest where in, out and the bytes of a shard are multiples of 16. Since
+ * 0.1. */
+ONEHOP_API onehop_result onehop_reduce_scatter(onehop_context *context, const void *in, void *out,
                                                size_t count, onehop_dtype dtype, onehop_op op,
-                                               onehop_stream_t stream);
+                                               onehop_stream stream);
 
-/* out[r * bytes + i] = byte i of rank r's `in`, i < bytes, on every rank: bits are moved, of any type and
- * pattern. `in` holds `bytes` bytes, `out` world_size * bytes, at any address; `in` is out + rank * bytes (in
- * place, as NCCL has it) or disjoint from all of `out`. Ranks may differ in that. All else as
- * onehop_reduce_scatter; no DTYPE, OP, ALIGNMENT. Since 0.1. */
-ONEHOP_API onehop_result onehop_all_gather(onehop_t *context, const void *in, void *out,
-                                           size_t bytes, onehop_stream_t stream);
+/* out[r * bytes + i] = byte i of rank r's `in`, i < bytes, on every rank: bits are moved, of any
+ * type and pattern. `in` holds `bytes` bytes, `out` world_size * bytes, at any address; `in` is out
+ * + rank * bytes (in place, as NCCL has it) or disjoint from all of `out`. Ranks may differ in
+ * that. All else as onehop_reduce_scatter; no DTYPE, OP, ALIGNMENT. Since 0.1. */
+ONEHOP_API onehop_result onehop_all_gather(onehop_context *context, const void *in, void *out,
+                                           size_t bytes, onehop_stream stream);
 
 /* The same with the algorithm or grid named by the caller, as onehop_all_reduce_with. Since 0.1. */
-ONEHOP_API onehop_result onehop_reduce_scatter_with(onehop_t *context, const void *in, void *out,
-                                                    size_t count, onehop_dtype dtype, onehop_op op,
-                                                    const onehop_call *call,
-                                                    onehop_stream_t stream);
-ONEHOP_API onehop_result onehop_all_gather_with(onehop_t *context, const void *in, void *out,
+ONEHOP_API onehop_result onehop_reduce_scatter_with(onehop_context *context, const void *in,
+                                                    void *out, size_t count, onehop_dtype dtype,
+                                                    onehop_op op, const onehop_call *call,
+                                                    onehop_stream stream);
+ONEHOP_API onehop_result onehop_all_gather_with(onehop_context *context, const void *in, void *out,
                                                 size_t bytes, const onehop_call *call,
-                                                onehop_stream_t stream);
+                                                onehop_stream stream);
 
 typedef struct onehop_choice {
     onehop_algorithm algorithm;
@@ -679,43 +692,43 @@ typedef struct onehop_choice {
     uint32_t reserved[3];
 } onehop_choice;
 
-/* What onehop_all_reduce would do with such a call: exactly what it does. The first row of the tuning
- * table (the file that ONEHOP_TUNING names, then those compiled in; docs/design.md) that serves it.
- * Pure function of the context's settings and the arguments, the same on all ranks. With source
- * GRAPH the call is staged if at the end of the capture some rank's memory cannot be shared. NCCL
- * has blocks and threads 0. Errors: NULL, DTYPE, OP, ARGUMENT.
- * Since 0.1. */
-ONEHOP_API onehop_result onehop_would_use(const onehop_t *context, size_t bytes, onehop_dtype dtype,
-                                          onehop_op op, onehop_mode mode, int in_place,
-                                          onehop_choice *choice_out);
+/* What onehop_all_reduce would do with such a call: exactly what it does. The first rule of the
+ * tuning table (the file that ONEHOP_TUNING names, then those compiled in; docs/design.md) that
+ * serves it. Pure function of the context's settings and the arguments, the same on all ranks. With
+ * source GRAPH the call is staged if at the end of the capture some rank's memory cannot be shared.
+ * NCCL has blocks and threads 0. Errors: NULL, DTYPE, OP, ARGUMENT. Since 0.1. */
+ONEHOP_API onehop_result onehop_would_use(const onehop_context *context, size_t bytes,
+                                          onehop_dtype dtype, onehop_op op, onehop_mode mode,
+                                          int in_place, onehop_choice *choice_out);
 
-/* The same of any collective. `bytes` are those of one rank's part: of `out` of onehop_reduce_scatter, of
- * `in` of onehop_all_gather, which reads no dtype. Since 0.1. */
-ONEHOP_API onehop_result onehop_would_use_for(const onehop_t *context, onehop_collective collective,
-                                              size_t bytes, onehop_dtype dtype, onehop_mode mode,
+/* The same of any collective. `bytes` are those of one rank's part: of `out` of
+ * onehop_reduce_scatter, of `in` of onehop_all_gather, which reads no dtype. Since 0.1. */
+ONEHOP_API onehop_result onehop_would_use_for(const onehop_context *context,
+                                              onehop_collective collective, size_t bytes,
+                                              onehop_dtype dtype, onehop_mode mode,
                                               onehop_choice *choice_out);
 
 /* Capture. Between begin and end, calls whose stream is really being captured register their
  * pointers; end is collective, compares the captured calls of all ranks, exchanges handles and
- * fills the rows. Capture the stream itself with the means of CUDA, or
+ * fills the registrations. Capture the stream itself with the means of CUDA, or
  * onehop_host_stream_capture_begin. The graphs may be launched after end. Memory that pull calls
- * captured is then read by the peers, and with 2SHOT_PULL written by them: it must stay allocated until
- * the graphs of all ranks are destroyed; the peers unmap it at their next begin or destroy. Memory of a
- * kind that cannot be shared, or not aligned to 16 bytes, costs a copy and is no error. Ranks must replay
- * the same captured calls in the same order: the calls of a capture are numbered, and ranks that replay
- * different ones get MISMATCH before anything is read or stored.
- * After a failure (-3xx) of a call over captured memory a peer's call may still be running: it reads this
- * rank's input and stores to this rank's output until it has ended. Such a peer never says OK: it fails as
- * this rank did. So after a failure neither write, free nor use the memory of captured calls until every
- * peer's onehop_synchronize has returned, its context is destroyed or its process has ended; a barrier of
- * the program's own after onehop_synchronize tells.
- * Not to be nested. The _all
- * forms serve one thread that drives all `n` ranks of a group. Errors: NULL, STATE; end: MISMATCH
- * (which call differs on which rank), PEER_LOST, MISSING_PEER, MEMORY, DRIVER. Since 0.1. */
-ONEHOP_API onehop_result onehop_capture_begin(onehop_t *context);
-ONEHOP_API onehop_result onehop_capture_end(onehop_t *context);
-ONEHOP_API onehop_result onehop_capture_begin_all(onehop_t *const *contexts, int n);
-ONEHOP_API onehop_result onehop_capture_end_all(onehop_t *const *contexts, int n);
+ * captured is then read by the peers, and with 2SHOT_PULL written by them: it must stay allocated
+ * until the graphs of all ranks are destroyed; the peers unmap it at their next begin or destroy.
+ * Memory of a kind that cannot be shared, or not aligned to 16 bytes, costs a copy and is no error.
+ * Ranks must replay the same captured calls in the same order: the calls of a capture are numbered,
+ * and ranks that replay different ones get MISMATCH before anything is read or stored. After a
+ * failure (-3xx) of a call over captured memory a peer's call may still be running: it reads this
+ * rank's input and stores to this rank's output until it has ended. Such a peer never says OK: it
+ * fails as this rank did. So after a failure neither write, free nor use the memory of captured
+ * calls until every peer's onehop_synchronize has returned, its context is destroyed or its process
+ * has ended; a barrier of the program's own after onehop_synchronize tells. Not to be nested. The
+ * _all forms serve one thread that drives all `n` ranks of a group. Errors: NULL, STATE; end:
+ * MISMATCH (which call differs on which rank), PEER_LOST, MISSING_PEER, MEMORY, DRIVER. Since
+ * 0.1. */
+ONEHOP_API onehop_result onehop_capture_begin(onehop_context *context);
+ONEHOP_API onehop_result onehop_capture_end(onehop_context *context);
+ONEHOP_API onehop_result onehop_capture_begin_all(onehop_context *const *contexts, int n);
+ONEHOP_API onehop_result onehop_capture_end_all(onehop_context *const *contexts, int n);
 
 /* Memory that a captured call will read and write, on this rank. */
 typedef struct onehop_captured_input {
@@ -727,27 +740,27 @@ typedef struct onehop_captured_input {
 /* For callers whose ranks can already reach each other's memory: instead of onehop_capture_end.
  * `inputs` lists the calls captured so far that take addresses, in order: writes at most `room` of
  * them and their number to *count_out (inputs_out may be NULL with room 0). `end_mapped` is
- * collective, compares as end does, and fills their rows with the caller's addresses:
- * in[i * world_size + r] and out[...] are where this rank's device reaches rank r's memory of the
- * i-th of them, aligned to 16 bytes, valid as long as the graph. Errors: NULL, STATE, ARGUMENT (count
- * is not that of `inputs`), ALIGNMENT; those of onehop_capture_end. Since 0.1. */
-ONEHOP_API onehop_result onehop_capture_inputs(const onehop_t *context,
+ * collective, compares as end does, and fills their registrations with the caller's addresses: in[i
+ * * world_size + r] and out[...] are where this rank's device reaches rank r's memory of the i-th
+ * of them, aligned to 16 bytes, valid as long as the graph. Errors: NULL, STATE, ARGUMENT (count is
+ * not that of `inputs`), ALIGNMENT; those of onehop_capture_end. Since 0.1. */
+ONEHOP_API onehop_result onehop_capture_inputs(const onehop_context *context,
                                                onehop_captured_input *inputs_out, size_t room,
                                                size_t *count_out);
-ONEHOP_API onehop_result onehop_capture_end_mapped(onehop_t *context, const void *const *in,
+ONEHOP_API onehop_result onehop_capture_end_mapped(onehop_context *context, const void *const *in,
                                                    void *const *out, size_t count);
 
 /* Waits until the stream's work is done, watching the peers: a lost process is seen at once, a
  * silent one by the deadline. Returns the context's state: OK, or the -3xx error. Errors: NULL,
  * STREAM, DRIVER, INTERRUPTED (by the wait hook: nothing has changed). Since 0.1. */
-ONEHOP_API onehop_result onehop_synchronize(onehop_t *context, onehop_stream_t stream);
+ONEHOP_API onehop_result onehop_synchronize(onehop_context *context, onehop_stream stream);
 
 /* What killed a communicator. */
 typedef struct onehop_failure {
     onehop_result result; /* -3xx, or ONEHOP_OK: none */
     int rank;             /* who recorded it */
     int peer;             /* the culprit, the same on all ranks; -1: none (abort, overlap) */
-    uint32_t epoch;       /* number of the call, 2.. */
+    uint32_t sequence;    /* number of the call, 2.. */
     uint32_t site;        /* place in the protocol, see docs/design.md */
     uint32_t expected;    /* word the wait or the comparison wanted */
     uint32_t seen;        /* word it found */
@@ -757,15 +770,15 @@ typedef struct onehop_failure {
 
 /* Looks at the peers and at the record without waiting. Returns OK or the -3xx error; failure_out
  * may be NULL and is written in both cases. May run beside any other call. Since 0.1. */
-ONEHOP_API onehop_result onehop_status(onehop_t *context, onehop_failure *failure_out);
+ONEHOP_API onehop_result onehop_status(onehop_context *context, onehop_failure *failure_out);
 
 /* Ends calls in flight on all ranks within 100 ms; the context is dead afterwards (ABORTED). From
  * any thread, beside any call. Errors: NULL. Since 0.1. */
-ONEHOP_API onehop_result onehop_abort(onehop_t *context);
+ONEHOP_API onehop_result onehop_abort(onehop_context *context);
 
 /* New deadline for calls, also of graphs captured before. Need not be equal on all ranks. 1..2^31
  * ms. Errors: NULL, ARGUMENT, DRIVER. Since 0.1. */
-ONEHOP_API onehop_result onehop_set_timeout(onehop_t *context, uint32_t timeout_ms);
+ONEHOP_API onehop_result onehop_set_timeout(onehop_context *context, uint32_t timeout_ms);
 
 typedef struct onehop_stats {
     uint64_t calls;           /* accepted, captured ones counted once */
@@ -774,28 +787,28 @@ typedef struct onehop_stats {
     uint64_t symmetric_bytes; /* memory of this rank */
     uint64_t local_bytes;
     uint64_t host_bytes;
-    uint32_t rows_used;
-    uint32_t rows_total;
+    uint32_t registrations_used;
+    uint32_t registrations_total;
     uint64_t push_bytes; /* sizes in force, see onehop_layout */
     uint64_t pull_bytes;
-    /* Rows filled so far, gone ones included: captured calls that read the ranks' memory as it lies,
-     * and those that go over the workspace, on all ranks alike. */
-    uint64_t rows_direct;
-    uint64_t rows_staged;
+    /* Rows filled so far, gone ones included: captured calls that read the ranks' memory as it
+     * lies, and those that go over the workspace, on all ranks alike. */
+    uint64_t registrations_direct;
+    uint64_t registrations_staged;
     uint64_t reserved[4];
 } onehop_stats;
 
 /* Errors: NULL. Since 0.1. */
-ONEHOP_API onehop_result onehop_get_stats(const onehop_t *context, onehop_stats *stats_out);
+ONEHOP_API onehop_result onehop_get_stats(const onehop_context *context, onehop_stats *stats_out);
 
-/* ---- fused operations ------------------------------------------------------------------------- */
+/* ---- fused operations ------------------------------------------------------------------------ */
 
 /* Flags of onehop_norm. w = weight + 1, as models of the Gemma family store it. */
 #define ONEHOP_NORM_WEIGHT_PLUS_ONE 1u
 
 /* Arguments of onehop_all_reduce_norm. Matrices are [rows, hidden] in memory of the rank's device,
- * aligned to their element, with inner stride 1; strides from row to row in elements, at least hidden,
- * 0: hidden. */
+ * aligned to their element, with inner stride 1; strides from row to row in elements, at least
+ * hidden, 0: hidden. */
 typedef struct onehop_norm {
     size_t struct_size;
     const void *x;           /* this rank's part of the sum */
@@ -818,27 +831,27 @@ typedef struct onehop_norm {
  *   y = r * 1/sqrt(mean(r^2) + eps) * w      in fp32, each step rounded to fp32
  *   normed = round(y),   quantised = e4m3(y / scale), above 448 to 448,   w = weight or weight + 1
  * With row_scales the scale of a row is max|y| / 448, at least 2^-126. The sum over ranks is not
- * rounded by itself, so r is nearer to the exact value than after an all-reduce; the norm is that of
- * the r that residual_out shows. The squares are added by a tree that depends on hidden and type
- * only: the same bits on all ranks, for every algorithm, grid and number of rows, on the host and on
- * GPUs. NaN as in onehop_all_reduce; a sum of squares beyond the range of fp32 makes y 0 or NaN.
- * normed or residual_out may be x or residual_in (the same rows); else outputs are disjoint from inputs
- * and from each other, where rows may lie between rows. `call` (NULL: onehop chooses) may name
- * 1SHOT_PUSH, 2SHOT_PUSH (with fewer rows than ranks, or rows longer than a quarter of a slot, 1SHOT_PUSH runs in its
- * place), on the host also HOST_1SHOT (rows to pull_bytes / (2 world_size)), and a grid. rows 0 does nothing. Ranks must agree on
- * rows, hidden, dtype, flags, eps and on whether residual_in is given; else MISMATCH. A row, rounded up to
- * 16 bytes, must fit half a push slot (onehop_stats.push_bytes). Groups of 2 ranks and more.
- * Everything else as onehop_all_reduce, capture included. Errors, nothing launched: NULL, ARGUMENT,
- * STRUCT_SIZE, DTYPE, ALIGNMENT, OVERLAP, TOO_LARGE, ALGORITHM, WORLD_SIZE, STREAM. Since 0.1. */
-ONEHOP_API onehop_result onehop_all_reduce_norm(onehop_t *context, const onehop_norm *norm,
-                                                const onehop_call *call, onehop_stream_t stream);
+ * rounded by itself, so r is nearer to the exact value than after an all-reduce; the norm is that
+ * of the r that residual_out shows. The squares are added by a tree that depends on hidden and type
+ * only: the same bits on all ranks, for every algorithm, grid and number of rows, on the host and
+ * on GPUs. NaN as in onehop_all_reduce; a sum of squares beyond the range of fp32 makes y 0 or NaN.
+ * normed or residual_out may be x or residual_in (the same rows); else outputs are disjoint from
+ * inputs and from each other, where rows may lie between rows. `call` (NULL: onehop chooses) may
+ * name 1SHOT_PUSH, 2SHOT_PUSH (with fewer rows than ranks, or rows longer than a quarter of a slot,
+ * 1SHOT_PUSH runs in its place), on the host also HOST_1SHOT (rows to pull_bytes / (2 world_size)),
+ * and a grid. rows 0 does nothing. Ranks must agree on rows, hidden, dtype, flags, eps and on
+ * whether residual_in is given; else MISMATCH. A row, rounded up to 16 bytes, must fit half a push
+ * slot (onehop_stats.push_bytes). Groups of 2 ranks and more. Everything else as onehop_all_reduce,
+ * capture included. Errors, nothing launched: NULL, ARGUMENT, STRUCT_SIZE, DTYPE, ALIGNMENT,
+ * OVERLAP, TOO_LARGE, ALGORITHM, WORLD_SIZE, STREAM. Since 0.1. */
+ONEHOP_API onehop_result onehop_all_reduce_norm(onehop_context *context, const onehop_norm *norm,
+                                                const onehop_call *call, onehop_stream stream);
 ONEHOP_API onehop_result onehop_comm_all_reduce_norm(onehop_comm *comm, const onehop_norm *norm,
-                                                     const onehop_call *call,
-                                                     onehop_stream_t stream);
+                                                     const onehop_call *call, onehop_stream stream);
 
-/* Arguments of onehop_tp_qknorm. q and k: this rank's columns of matrices [tokens, D] whose columns are
- * dealt to the ranks in equal parts, in memory of the rank's device, aligned to their element, with inner stride
- * 1; strides from row to row in elements, at least the width, 0: the width. */
+/* Arguments of onehop_tp_qknorm. q and k: this rank's columns of matrices [tokens, D] whose columns
+ * are dealt to the ranks in equal parts, in memory of the rank's device, aligned to their element,
+ * with inner stride 1; strides from row to row in elements, at least the width, 0: the width. */
 typedef struct onehop_qknorm {
     size_t struct_size;
     void *q;              /* [tokens, q_width], in place */
@@ -847,7 +860,8 @@ typedef struct onehop_qknorm {
     const void *k_weight; /* [k_width] */
     size_t tokens;
     size_t q_width,
-        k_width; /* D / world size, at least 1 each; each rounded up to 16 bytes, 32 KiB together at most */
+        k_width; /* D / world size, at least 1 each; each rounded up to 16 bytes, 32 KiB together at
+                  * most */
     size_t q_stride, k_stride;
     onehop_dtype dtype; /* of all of them */
     uint32_t flags;     /* ONEHOP_NORM_WEIGHT_PLUS_ONE */
@@ -856,33 +870,37 @@ typedef struct onehop_qknorm {
 } onehop_qknorm;
 
 /* RMSNorm over all ranks' columns, of q and of k, in place:
- *   y = round(x * 1/sqrt(sum over all ranks of x^2 / D + eps) * w)   in fp32, each step rounded to fp32
- * with D = world size * width. Only sums of squares travel, 8 bytes a token. They are formed by a tree that
- * depends on width and type only, and added in rank order: every rank uses the same bits, whatever grid and
- * number of tokens, on the host and on GPUs. Any number of tokens; those beyond a push slot (push_bytes / 8)
- * go in chunks. q and k may lie between each other's rows. tokens 0 does nothing. `call` (NULL: onehop
- * chooses) may name 1SHOT_PUSH and a grid. Ranks must agree on tokens, widths, dtype, flags and eps; else
- * MISMATCH. Any communicator of 2 ranks and more serves; a small one of its own (push_bytes 65536,
- * pull_bytes 4096, max_blocks 16) lets such calls overlap with those of another. Everything else, NaN
- * and errors, as onehop_all_reduce_norm. Since 0.1. */
-ONEHOP_API onehop_result onehop_tp_qknorm(onehop_t *context, const onehop_qknorm *qknorm,
-                                          const onehop_call *call, onehop_stream_t stream);
+ *   y = round(x * 1/sqrt(sum over all ranks of x^2 / D + eps) * w)   in fp32, each step rounded to
+ *                                                                    fp32
+ * with D = world size * width. Only sums of squares travel, 8 bytes a token. They are formed by a
+ * tree that depends on width and type only, and added in rank order: every rank uses the same bits,
+ * whatever grid and number of tokens, on the host and on GPUs. Any number of tokens; those beyond a
+ * push slot (push_bytes / 8) go in chunks. q and k may lie between each other's rows. tokens 0 does
+ * nothing. `call` (NULL: onehop chooses) may name 1SHOT_PUSH and a grid. Ranks must agree on
+ * tokens, widths, dtype, flags and eps; else MISMATCH. Any communicator of 2 ranks and more serves;
+ * a small one of its own (push_bytes 65536, pull_bytes 4096, max_blocks 16) lets such calls overlap
+ * with those of another. Everything else, NaN and errors, as onehop_all_reduce_norm. Since 0.1. */
+ONEHOP_API onehop_result onehop_tp_qknorm(onehop_context *context, const onehop_qknorm *qknorm,
+                                          const onehop_call *call, onehop_stream stream);
 ONEHOP_API onehop_result onehop_comm_tp_qknorm(onehop_comm *comm, const onehop_qknorm *qknorm,
-                                               const onehop_call *call, onehop_stream_t stream);
+                                               const onehop_call *call, onehop_stream stream);
 
-/* Blocks of onehop_tp_qknorm, of the widths and type of `qknorm` (its pointers are not read), that are on
- * this rank's device at once: what max_blocks could be used by it. A grid has one for the signature, one for each
- * token, and at most max_blocks. Errors: those of the arguments, WORLD_SIZE, DRIVER. Since 0.1. */
-ONEHOP_API onehop_result onehop_tp_qknorm_max_blocks(onehop_t *context, const onehop_qknorm *qknorm,
+/* Blocks of onehop_tp_qknorm, of the widths and type of `qknorm` (its pointers are not read), that
+ * are on this rank's device at once: what max_blocks could be used by it. A grid has one for the
+ * signature, one for each token, and at most max_blocks. Errors: those of the arguments,
+ * WORLD_SIZE, DRIVER. Since 0.1. */
+ONEHOP_API onehop_result onehop_tp_qknorm_max_blocks(onehop_context *context,
+                                                     const onehop_qknorm *qknorm,
                                                      uint32_t *blocks_out);
 
-/* ---- kernels built at run time ----------------------------------------------------------------- */
+/* ---- kernels built at run time --------------------------------------------------------------- */
 
-/* On CUDA the library's own sources can be compiled again while it runs, by NVRTC (a library of the CUDA
- * toolkit and of PyTorch's wheels, opened if it is there; ONEHOP_NVRTC names it), for exactly the GPU that
- * is there. What was compiled is kept on disk: ONEHOP_CACHE_DIR, else $XDG_CACHE_HOME/onehop, else
- * ~/.cache/onehop; a cache that cannot be used costs time and a line in the log. ONEHOP_JIT=off
- * forbids it all. A context whose GPU the library has no code for is created with such kernels. */
+/* On CUDA the library's own sources can be compiled again while it runs, by NVRTC (a library of the
+ * CUDA toolkit and of PyTorch's wheels, opened if it is there; ONEHOP_NVRTC names it), for exactly
+ * the GPU that is there. What was compiled is kept on disk: ONEHOP_CACHE_DIR, else
+ * $XDG_CACHE_HOME/onehop, else ~/.cache/onehop; a cache that cannot be used costs time and a line
+ * in the log. ONEHOP_JIT=off forbids it all. A context whose GPU the library has no code for is
+ * created with such kernels. */
 
 /* Build kernels also where those that are loaded were compiled for exactly this GPU already. */
 #define ONEHOP_PREPARE_ALWAYS 1u
@@ -895,34 +913,36 @@ typedef struct onehop_prepare_config {
 
 /* Collective: the kernels that the context's calls can launch are compiled for this GPU, or loaded
  * from the cache, and take the place of those that were compiled for another (say, an older one of
- * its family). Ranks with GPUs of one kind share the work. Succeeds on all ranks or fails on all with the
- * same message; then the old kernels go on working. The bits of results do not change, nor do graphs
- * captured before. Blocks: seconds for what is not in the cache, and it may wait for work of the
- * GPU. Later calls compile nothing. On the host device and in a group of one rank there is nothing to
- * do. config may be NULL. The _all form serves one thread that drives all `n` ranks of a group.
- * Errors: NULL, STRUCT_SIZE, ARGUMENT, STATE (capturing), ENVIRONMENT, UNSUPPORTED (no compiler, or it does
- * not know the GPU), DISAGREEMENT, MEMORY, DRIVER, -3xx; those of onehop_group_allgather. Since 0.1. */
-ONEHOP_API onehop_result onehop_prepare(onehop_t *context, const onehop_prepare_config *config);
-ONEHOP_API onehop_result onehop_prepare_all(onehop_t *const *contexts, int n,
+ * its family). Ranks with GPUs of one kind share the work. Succeeds on all ranks or fails on all
+ * with the same message; then the old kernels go on working. The bits of results do not change, nor
+ * do graphs captured before. Blocks: seconds for what is not in the cache, and it may wait for work
+ * of the GPU. Later calls compile nothing. On the host device and in a group of one rank there is
+ * nothing to do. config may be NULL. The _all form serves one thread that drives all `n` ranks of a
+ * group. Errors: NULL, STRUCT_SIZE, ARGUMENT, STATE (capturing), ENVIRONMENT, UNSUPPORTED (no
+ * compiler, or it does not know the GPU), DISAGREEMENT, MEMORY, DRIVER, -3xx; those of
+ * onehop_group_allgather. Since 0.1. */
+ONEHOP_API onehop_result onehop_prepare(onehop_context *context,
+                                        const onehop_prepare_config *config);
+ONEHOP_API onehop_result onehop_prepare_all(onehop_context *const *contexts, int n,
                                             const onehop_prepare_config *config);
 
 /* An expression of the caller's that is applied to each element of a sum, within the all-reduce and
  * before the one rounding: out[i] = round(expression), where x is the sum in fp32. */
-typedef struct onehop_custom_op onehop_op_t;
+typedef struct onehop_expression onehop_expression;
 
 /* Most scalars, and most arrays, that an expression names. */
 #define ONEHOP_OP_NAMES 8
 
-typedef struct onehop_op_config {
+typedef struct onehop_expression_config {
     size_t struct_size;
     /* CUDA C, of type float; to 4096 characters, over several lines if wanted. For example
      * "x * scale + bias[col]". It knows
      *   x         the sum, float
      *   i         index of the element in the message, unsigned 64 bits
      *   row, col  i / row_length and i % row_length
-     * the scalars (float) and arrays (indexed, elements read as float) named below, and the device functions
-     * of CUDA. A constant wants its f: 0.5f. It is code and runs as such: take it only from whom
-     * you trust. Indices into arrays are not checked. */
+     * the scalars (float) and arrays (indexed, elements read as float) named below, and the device
+     * functions of CUDA. A constant wants its f: 0.5f. It is code and runs as such: take it only
+     * from whom you trust. Indices into arrays are not checked. */
     const char *expression;
     onehop_dtype dtype;                   /* of the messages */
     uint32_t reserved;                    /* 0 */
@@ -930,68 +950,69 @@ typedef struct onehop_op_config {
     const char *scalars[ONEHOP_OP_NAMES]; /* names; NULL: none */
     const char *arrays[ONEHOP_OP_NAMES];
     onehop_dtype array_dtypes[ONEHOP_OP_NAMES]; /* ONEHOP_FLOAT32, or dtype */
-} onehop_op_config;
+} onehop_expression_config;
 
 /* Collective: compiles the expression into the kernels of all algorithms, for one type of messages.
- * All ranks give the same config. Blocks as onehop_prepare does. The strings are read during the call
- * only. Not for the host device, which has no compiler, nor for a group of one rank. Errors:
- * as onehop_prepare; ARGUMENT with the compiler's own message, in which "expression(2)" is the second line
- * of the expression; DTYPE, TOO_LARGE. Since 0.1. */
-ONEHOP_API onehop_result onehop_op_create(onehop_t *context, const onehop_op_config *config,
-                                          onehop_op_t **op_out);
-ONEHOP_API onehop_result onehop_op_create_all(onehop_t *const *contexts, int n,
-                                              const onehop_op_config *config,
-                                              onehop_op_t **ops_out);
+ * All ranks give the same config. Blocks as onehop_prepare does. The strings are read during the
+ * call only. Not for the host device, which has no compiler, nor for a group of one rank. Errors:
+ * as onehop_prepare; ARGUMENT with the compiler's own message, in which "expression(2)" is the
+ * second line of the expression; DTYPE, TOO_LARGE. Since 0.1. */
+ONEHOP_API onehop_result onehop_expression_create(onehop_context *context,
+                                                  const onehop_expression_config *config,
+                                                  onehop_expression **op_out);
+ONEHOP_API onehop_result onehop_expression_create_all(onehop_context *const *contexts, int n,
+                                                      const onehop_expression_config *config,
+                                                      onehop_expression **ops_out);
 
 /* Local, at any time: calls that were made, and graphs, go on. */
-ONEHOP_API void onehop_op_destroy(onehop_op_t *op);
+ONEHOP_API void onehop_expression_destroy(onehop_expression *op);
 
 /* What the names of an expression stand for in one call; each at the index it has in the config. */
-typedef struct onehop_op_values {
+typedef struct onehop_expression_values {
     size_t struct_size;
     float scalars[ONEHOP_OP_NAMES]; /* equal on all ranks: part of what is compared */
     /* Memory of this rank's device, aligned to an element, with equal content on all ranks, since
-     * each rank may compute a part for all. Read in stream order: it may be written by work before the call, must not
-     * overlap `out`, and stays valid like `in`. */
+     * each rank may compute a part for all. Read in stream order: it may be written by work before
+     * the call, must not overlap `out`, and stays valid like `in`. */
     const void *arrays[ONEHOP_OP_NAMES];
-} onehop_op_values;
+} onehop_expression_values;
 
-/* As onehop_all_reduce_with, of op->dtype and ONEHOP_SUM, with the expression of `op`, which was made from this
- * context. call and, if the expression names nothing, values may be NULL. The same bits on all ranks, by
- * every algorithm and size; NaN is canonical. Neither NCCL nor multicast takes such calls. In a graph scalars
- * and addresses are those of the capture. Errors: those of onehop_all_reduce_with, ARGUMENT (op of
- * another context). Since 0.1. */
-ONEHOP_API onehop_result onehop_all_reduce_op(onehop_t *context, const void *in, void *out,
-                                              size_t count, const onehop_op_t *op,
-                                              const onehop_op_values *values,
-                                              const onehop_call *call, onehop_stream_t stream);
+/* As onehop_all_reduce_with, of op->dtype and ONEHOP_SUM, with the expression of `op`, which was
+ * made from this context. call and, if the expression names nothing, values may be NULL. The same
+ * bits on all ranks, by every algorithm and size; NaN is canonical. Neither NCCL nor multicast
+ * takes such calls. In a graph scalars and addresses are those of the capture. Errors: those of
+ * onehop_all_reduce_with, ARGUMENT (op of another context). Since 0.1. */
+ONEHOP_API onehop_result onehop_all_reduce_expression(
+    onehop_context *context, const void *in, void *out, size_t count, const onehop_expression *op,
+    const onehop_expression_values *values, const onehop_call *call, onehop_stream stream);
 
 /* ---- host streams ---------------------------------------------------------------------------- */
 
 /* A queue with a worker thread, for the host device: what a CUDA stream is to a GPU. Needed when
- * one thread drives several ranks, and for capture and replay. A handle that is no host stream gives
- * STREAM. */
+ * one thread drives several ranks, and for capture and replay. A handle that is no host stream
+ * gives STREAM. */
 typedef struct onehop_host_graph onehop_host_graph;
 
 /* Errors: NULL, MEMORY, SYSTEM. Since 0.1. */
-ONEHOP_API onehop_result onehop_host_stream_create(onehop_stream_t *stream_out);
+ONEHOP_API onehop_result onehop_host_stream_create(onehop_stream *stream_out);
 
-/* Waits until the queue is empty. Errors: NULL, STREAM, STATE (being captured), INTERRUPTED. Since 0.1. */
-ONEHOP_API onehop_result onehop_host_stream_synchronize(onehop_stream_t stream);
+/* Waits until the queue is empty. Errors: NULL, STREAM, STATE (being captured), INTERRUPTED. Since
+ * 0.1. */
+ONEHOP_API onehop_result onehop_host_stream_synchronize(onehop_stream stream);
 
-/* Until `end`, calls on the stream are recorded, not run. Errors: NULL, STREAM, STATE. Since 0.1.
- * */
-ONEHOP_API onehop_result onehop_host_stream_capture_begin(onehop_stream_t stream);
-ONEHOP_API onehop_result onehop_host_stream_capture_end(onehop_stream_t stream,
+/* Until `end`, calls on the stream are recorded, not run. Errors: NULL, STREAM, STATE. Since
+ * 0.1. */
+ONEHOP_API onehop_result onehop_host_stream_capture_begin(onehop_stream stream);
+ONEHOP_API onehop_result onehop_host_stream_capture_end(onehop_stream stream,
                                                         onehop_host_graph **graph_out);
 
 /* Queues the recorded calls. The graph must live until they have run. Errors: NULL, STREAM, STATE,
  * MEMORY. Since 0.1. */
-ONEHOP_API onehop_result onehop_host_graph_launch(onehop_host_graph *graph, onehop_stream_t stream);
+ONEHOP_API onehop_result onehop_host_graph_launch(onehop_host_graph *graph, onehop_stream stream);
 ONEHOP_API void onehop_host_graph_destroy(onehop_host_graph *graph);
 
 /* Waits for the queue, ends the worker. */
-ONEHOP_API void onehop_host_stream_destroy(onehop_stream_t stream);
+ONEHOP_API void onehop_host_stream_destroy(onehop_stream stream);
 
 #ifdef __cplusplus
 }

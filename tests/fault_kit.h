@@ -9,8 +9,8 @@
 #define KIT_TIMEOUT_MS  1000u  /* deadline of calls where a test waits for it */
 #define KIT_PATIENCE_MS 60000u /* where the deadline must not come */
 
-/* Small memory: a slot of 4 KiB, halves of a pull buffer of 64 KiB, so that chunks are many and set-up is
- * fast. */
+/* Small memory: a slot of 4 KiB, halves of a pull buffer of 64 KiB, so that chunks are many and
+ * set-up is fast. */
 static inline onehop_config kit_config(uint32_t timeout_ms) {
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
     config.device.kind = ONEHOP_DEVICE_HOST;
@@ -37,9 +37,10 @@ static inline kit_name kit_own_name(const char *name) {
     return own;
 }
 
-static inline onehop_t *kit_open(int rank, int world_size, const char *name, uint32_t timeout_ms) {
+static inline onehop_context *kit_open(int rank, int world_size, const char *name,
+                                       uint32_t timeout_ms) {
     onehop_config config = kit_config(timeout_ms);
-    onehop_t *context = NULL;
+    onehop_context *context = NULL;
     const kit_name own = kit_own_name(name ? name : "");
     config.rank = rank;
     config.world_size = world_size;
@@ -49,15 +50,15 @@ static inline onehop_t *kit_open(int rank, int world_size, const char *name, uin
 }
 
 /* On a group that the caller keeps: threads. */
-static inline onehop_t *kit_open_on(onehop_group *group, uint32_t timeout_ms) {
+static inline onehop_context *kit_open_on(onehop_group *group, uint32_t timeout_ms) {
     onehop_config config = kit_config(timeout_ms);
-    onehop_t *context = NULL;
+    onehop_context *context = NULL;
     config.group = group;
     CHECK_OK(onehop_create(&config, &context));
     return context;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------ */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 /* The ways of the host device; sizes from which the table chooses each. */
 typedef struct kit_way {
@@ -67,7 +68,7 @@ typedef struct kit_way {
 } kit_way;
 
 #define KIT_WAYS 6
-#define KIT_MOST 80000 /* largest count */
+#define KIT_MAX  80000 /* largest count */
 
 static const kit_way kit_ways[KIT_WAYS] = {
     {"auto small", 256, ONEHOP_ALGORITHM_AUTO},
@@ -96,8 +97,8 @@ static inline void kit_check(const float *out, size_t count, int world_size, uns
     }
 }
 
-static inline onehop_result kit_run(onehop_t *context, const kit_way *way, const float *in,
-                                    float *out, onehop_stream_t stream) {
+static inline onehop_result kit_run(onehop_context *context, const kit_way *way, const float *in,
+                                    float *out, onehop_stream stream) {
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     call.algorithm = way->forced;
     return onehop_all_reduce_with(context, in, out, way->count, ONEHOP_FLOAT32, ONEHOP_SUM, &call,
@@ -105,7 +106,7 @@ static inline onehop_result kit_run(onehop_t *context, const kit_way *way, const
 }
 
 typedef struct kit_buffers {
-    float in[KIT_MOST], out[KIT_MOST];
+    float in[KIT_MAX], out[KIT_MAX];
 } kit_buffers;
 
 static inline kit_buffers *kit_buffers_make(void) {
@@ -115,8 +116,8 @@ static inline kit_buffers *kit_buffers_make(void) {
 }
 
 /* One checked call. */
-static inline onehop_result kit_call(onehop_t *context, const kit_way *way, kit_buffers *buffers,
-                                     unsigned call) {
+static inline onehop_result kit_call(onehop_context *context, const kit_way *way,
+                                     kit_buffers *buffers, unsigned call) {
     kit_fill(buffers->in, way->count, onehop_rank(context), call);
     memset(buffers->out, 0xEE, way->count * sizeof(float));
     onehop_result result = kit_run(context, way, buffers->in, buffers->out, NULL);
@@ -124,13 +125,13 @@ static inline onehop_result kit_call(onehop_t *context, const kit_way *way, kit_
     return result;
 }
 
-static inline void kit_good_calls(onehop_t *context, kit_buffers *buffers, unsigned from,
+static inline void kit_good_calls(onehop_context *context, kit_buffers *buffers, unsigned from,
                                   unsigned count) {
     for (unsigned i = from; i < from + count; i++)
         CHECK_OK(kit_call(context, &kit_ways[i % KIT_WAYS], buffers, i));
 }
 
-/* ---- what a rank saw -------------------------------------------------------------------------- */
+/* ---- what a rank saw ------------------------------------------------------------------------- */
 
 typedef struct kit_sight {
     int seen; /* atomic; set last */
@@ -141,7 +142,7 @@ typedef struct kit_sight {
 } kit_sight;
 
 /* To be called right after the failing call. */
-static inline void kit_note(onehop_t *context, onehop_result result, kit_sight *sight) {
+static inline void kit_note(onehop_context *context, onehop_result result, kit_sight *sight) {
     onehop_failure failure;
     sight->at = seconds_now();
     snprintf(sight->text, sizeof sight->text, "%s", onehop_last_error());

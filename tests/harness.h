@@ -192,8 +192,7 @@ static inline void run_threads(int world_size, rank_fn fn, void *argument) {
     for (int i = 0; i < world_size; i++) pthread_join(threads[i], NULL);
 }
 
-/* ---- odds and ends ----------------------------------------------------------------------------
- */
+/* ---- odds and ends --------------------------------------------------------------------------- */
 
 /* Zeroed memory that processes started later share with this one. */
 static inline void *shared_memory(size_t bytes) {

@@ -8,7 +8,7 @@ static void *waiting_stream;
 
 typedef struct made {
     onehop_group *group;
-    onehop_t *context;
+    onehop_context *context;
     bool finished;
 } made;
 
@@ -69,8 +69,8 @@ static void *synchronize(void *argument) {
 static void cancel_waiting(void) {
     static float x[2][16];
     onehop_config config = kit_config(KIT_PATIENCE_MS);
-    onehop_stream_t streams[2];
-    onehop_t *contexts[2];
+    onehop_stream streams[2];
+    onehop_context *contexts[2];
     pthread_t thread;
     bool done = false;
     CHECK_OK(onehop_create_all(&config, 2, NULL, contexts));

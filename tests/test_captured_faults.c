@@ -1,5 +1,5 @@
-/* A program's own view of captured calls that read its memory: who replays another graph than its peers, and who
- * says OK while a peer has given up (test_direct_lanes has the bodies). */
+/* A program's own view of captured calls that read its memory: who replays another graph than its
+ * peers, and who says OK while a peer has given up (test_direct_lanes has the bodies). */
 /* The program writes what a peer still reads: no tsan. */
 /* labels: quick tsan-off */
 #include "fault_kit.h"
@@ -11,7 +11,7 @@ typedef struct job {
     size_t counts[2];
     bool by_abort;
     onehop_group *groups[2];
-    onehop_t *contexts[2];
+    onehop_context *contexts[2];
     float *in[2][2], *out[2][2]; /* [rank][graph] */
     onehop_host_graph *graphs[2][2];
 } job;
@@ -20,8 +20,8 @@ static onehop_device host(void) {
     return (onehop_device){.kind = ONEHOP_DEVICE_HOST};
 }
 
-static void capture(job *j, int rank, onehop_stream_t stream) {
-    onehop_t *context = j->contexts[rank];
+static void capture(job *j, int rank, onehop_stream stream) {
+    onehop_context *context = j->contexts[rank];
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     onehop_stats stats;
     call.algorithm = j->algorithm;
@@ -37,15 +37,15 @@ static void capture(job *j, int rank, onehop_stream_t stream) {
     }
     CHECK_OK(onehop_capture_end(context));
     CHECK_OK(onehop_get_stats(context, &stats));
-    CHECK_INT(2, stats.rows_direct);
+    CHECK_INT(2, stats.registrations_direct);
     for (int g = 0; g < 2; g++)
         for (int i = 0; i < COUNT; i++)
             j->in[rank][g][i] = (float)(1 + rank + 10 * g), j->out[rank][g][i] = -1;
 }
 
 /* A context and two graphs, on all ranks when this returns. */
-static onehop_stream_t begin(job *j, int rank) {
-    onehop_stream_t stream;
+static onehop_stream begin(job *j, int rank) {
+    onehop_stream stream;
     CHECK_OK(onehop_host_stream_create(&stream));
     j->contexts[rank] = kit_open_on(j->groups[rank], KIT_PATIENCE_MS);
     capture(j, rank, stream);
@@ -53,7 +53,7 @@ static onehop_stream_t begin(job *j, int rank) {
     return stream;
 }
 
-static void release(job *j, int rank, onehop_stream_t stream) {
+static void release(job *j, int rank, onehop_stream stream) {
     onehop_destroy(j->contexts[rank]);
     onehop_host_stream_destroy(stream);
     CHECK_OK(onehop_group_barrier(j->groups[rank]));
@@ -67,7 +67,7 @@ static void release(job *j, int rank, onehop_stream_t stream) {
 /* Rank r replays graph r. */
 static void crossed(int rank, int world, void *argument) {
     job *j = argument;
-    const onehop_stream_t stream = begin(j, rank);
+    const onehop_stream stream = begin(j, rank);
     (void)world;
     CHECK_OK(onehop_host_graph_launch(j->graphs[rank][rank], stream));
     CHECK_RESULT(ONEHOP_ERR_MISMATCH, onehop_synchronize(j->contexts[rank], stream));
@@ -103,7 +103,7 @@ static void *aborter(void *argument) {
 }
 
 static void first_rank(job *j) {
-    onehop_t *context = j->contexts[0];
+    onehop_context *context = j->contexts[0];
     const onehop_result wanted = j->by_abort ? ONEHOP_ERR_ABORTED : ONEHOP_ERR_TIMEOUT;
     float small[4] = {0};
     held_page = (char *)j->out[0][0] + 4096;
@@ -116,7 +116,7 @@ static void first_rank(job *j) {
 }
 
 static void second_rank(job *j) {
-    onehop_t *context = j->contexts[1];
+    onehop_context *context = j->contexts[1];
     float *in = j->in[1][0], *out = j->out[1][0];
     pthread_t helper;
     if (j->by_abort)
@@ -135,11 +135,11 @@ static void second_rank(job *j) {
         if (out[i] != 5555) FAIL("element %d was stored after the call had ended", i);
 }
 
-/* In the ranks' own threads, where the handler can hold one. Rank 1 ends its call while rank 0 is in the
- * midst of it, and writes to the call's memory. */
+/* In the ranks' own threads, where the handler can hold one. Rank 1 ends its call while rank 0 is
+ * in the midst of it, and writes to the call's memory. */
 static void giving_up(int rank, int world, void *argument) {
     job *j = argument;
-    const onehop_stream_t stream = begin(j, rank);
+    const onehop_stream stream = begin(j, rank);
     (void)world;
     if (rank == 0)
         first_rank(j);

@@ -449,7 +449,7 @@ class Check(unittest.TestCase):
         self.assertEqual({cell["type"] for cell in ok}, {"float32", "float16", "bfloat16"})
         self.assertEqual({cell["mode"] for cell in ok}, {"eager", "graph"})
         for name in ("auto", "1shot_push", "1shot_pull", "2shot_pull", "host_1shot", "host_2shot", "scatter_push",
-                     "gather_flags", "gather_push", "host_scatter", "host_gather"):
+                     "gather_ll", "gather_push", "host_scatter", "host_gather"):
             self.assertIn(name, {cell["algorithm"] for cell in ok})
         for cell in cells:
             self.assertEqual(cell["ranks"], 3)

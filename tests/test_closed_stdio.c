@@ -1,7 +1,7 @@
 /* labels: quick timeout=60 */
-/* Property: started with descriptors 0 to 2 closed, the library leaves those numbers alone, for what
- * anybody prints would land there: slabs, sockets, pidfds, memory of the caller's that is passed on,
- * files that are read, the cache of kernels. Ranks are processes and threads. */
+/* Property: started with descriptors 0 to 2 closed, the library leaves those numbers alone, for
+ * what anybody prints would land there: symmetric buffers, sockets, pidfds, memory of the caller's
+ * that is passed on, files that are read, the cache of kernels. Ranks are processes and threads. */
 #include "fault_kit.h"
 
 #include "base/descriptor.h"
@@ -30,7 +30,7 @@ static void check_free(const char *what) {
         if (fcntl(fd, F_GETFD) != -1) FAIL("%s: descriptor %d is in use", what, fd);
 }
 
-static void all_reduce(onehop_t *context, int rank) {
+static void all_reduce(onehop_context *context, int rank) {
     static _Thread_local float x[COUNT], y[COUNT];
     for (int i = 0; i < COUNT; i++) x[i] = (float)(1 + rank + i);
     CHECK_OK(onehop_all_reduce(context, x, y, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
@@ -38,10 +38,10 @@ static void all_reduce(onehop_t *context, int rank) {
 }
 
 /* Memory that goes to the peers by descriptor. */
-static void capture(onehop_t *context) {
+static void capture(onehop_context *context) {
     const onehop_device host = {ONEHOP_DEVICE_HOST, 0};
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
-    onehop_stream_t stream;
+    onehop_stream stream;
     onehop_host_graph *graph;
     onehop_stats stats;
     float *memory;
@@ -58,7 +58,7 @@ static void capture(onehop_t *context) {
     CHECK_OK(onehop_capture_end(context));
     check_free("onehop_capture_end");
     CHECK_OK(onehop_get_stats(context, &stats));
-    CHECK_INT(1, stats.rows_direct);
+    CHECK_INT(1, stats.registrations_direct);
     CHECK_OK(onehop_host_graph_launch(graph, stream));
     CHECK_OK(onehop_synchronize(context, stream));
     onehop_host_graph_destroy(graph);
@@ -81,7 +81,7 @@ static void use(onehop_group *group, int rank) {
     onehop_config config = kit_config(KIT_PATIENCE_MS);
     const onehop_device host = {ONEHOP_DEVICE_HOST, 0};
     onehop_symmetric *symmetric;
-    onehop_t *context;
+    onehop_context *context;
     check_free("the group");
     pass_descriptors(group);
     config.group = group;

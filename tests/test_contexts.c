@@ -4,13 +4,13 @@
 /* labels: quick */
 #include "fault_kit.h"
 
-#define MOST 4
+#define MAX 4
 
 typedef struct team {
     int world_size;
-    onehop_t *contexts[MOST];
-    onehop_stream_t streams[2][MOST];
-    kit_buffers *buffers[MOST];
+    onehop_context *contexts[MAX];
+    onehop_stream streams[2][MAX];
+    kit_buffers *buffers[MAX];
 } team;
 
 static void team_open(team *t, int world_size, uint32_t timeout_ms) {
@@ -62,10 +62,10 @@ static void eager(team *t) {
     }
 }
 
-/* ---- capture ------------------------------------------------------------------------------------------ */
+/* ---- capture --------------------------------------------------------------------------------- */
 
-/* Captures a chain: sum of the input into out, sum of out in place. So a replay depends on order.
- * */
+/* Captures a chain: sum of the input into out, sum of out in place. So a replay depends on
+ * order. */
 static void capture_chain(team *t, const kit_way *way, onehop_host_graph **graphs) {
     CHECK_OK(onehop_capture_begin_all(t->contexts, t->world_size));
     for (int r = 0; r < t->world_size; r++) {
@@ -79,7 +79,7 @@ static void capture_chain(team *t, const kit_way *way, onehop_host_graph **graph
 }
 
 static void replay(team *t, const kit_way *way) {
-    onehop_host_graph *graphs[MOST];
+    onehop_host_graph *graphs[MAX];
     onehop_stats before, after;
     CHECK_OK(onehop_get_stats(t->contexts[0], &before));
     capture_chain(t, way, graphs);
@@ -123,7 +123,7 @@ static void capture_two(team *t, int r, difference what, onehop_host_graph **gra
     const bool odd = r == t->world_size - 1;
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     float *in = t->buffers[r]->in, *out = t->buffers[r]->out;
-    onehop_stream_t s = t->streams[0][r];
+    onehop_stream s = t->streams[0][r];
     if (what == ALGORITHM && odd) call.algorithm = ONEHOP_1SHOT_PUSH;
     if (what == GRID) {
         call.algorithm = ONEHOP_1SHOT_PUSH;
@@ -155,7 +155,7 @@ static void expect_words(difference what, int last) {
 
 static void mismatched_captures(team *t) {
     for (int what = 0; what < DIFFERENCES; what++) {
-        onehop_host_graph *graphs[MOST];
+        onehop_host_graph *graphs[MAX];
         CHECK_OK(onehop_capture_begin_all(t->contexts, t->world_size));
         for (int r = 0; r < t->world_size; r++) capture_two(t, r, (difference)what, &graphs[r]);
         CHECK_RESULT(ONEHOP_ERR_MISMATCH, onehop_capture_end_all(t->contexts, t->world_size));
@@ -203,7 +203,7 @@ static void capture_in_threads(int rank, int world_size, void *argument) {
     free(m);
 }
 
-/* ---- streams -------------------------------------------------------------------------------------------- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 /* Each call sums the result of the one before in place, on alternating streams, nobody waiting
  * between. */
@@ -279,9 +279,9 @@ static void overlapping_replays(const kit_way *first, const kit_way *second) {
 /* A thread per rank that goes between two streams and no stream. */
 static void streams_and_none(int rank, int world_size, void *argument) {
     onehop_group **groups = argument;
-    onehop_t *ctx = kit_open_on(groups[rank], KIT_PATIENCE_MS);
+    onehop_context *ctx = kit_open_on(groups[rank], KIT_PATIENCE_MS);
     kit_buffers *m = kit_buffers_make();
-    onehop_stream_t streams[3] = {NULL, NULL, NULL};
+    onehop_stream streams[3] = {NULL, NULL, NULL};
     for (int i = 0; i < 2; i++) CHECK_OK(onehop_host_stream_create(&streams[i]));
     float want = 1;
     for (size_t i = 0; i < 500; i++) m->in[i] = 1;
@@ -298,7 +298,7 @@ static void streams_and_none(int rank, int world_size, void *argument) {
     free(m);
 }
 
-/* ---- what a call will use ----------------------------------------------------------------------------------- */
+/* ---- what a call will use -------------------------------------------------------------------- */
 
 static void check_choice(team *t, size_t count, onehop_dtype dtype, bool in_place) {
     onehop_choice choice;
@@ -344,16 +344,16 @@ static void choices(team *t) {
     CHECK_INT(t->world_size == 2 ? 5 : 3, large.chunks);
 }
 
-/* ---- a group of one rank --------------------------------------------------------------------------------------- */
+/* ---- a group of one rank --------------------------------------------------------------------- */
 
 static void alone(void) {
     static const uint32_t odd_bits[8] = {0xFFFFFFFF, 0x80000000, 0x7FC12345, 0x00000001,
                                          0xFF800001, 0,          0x7F800000, 0x00400000};
     onehop_config config = kit_config(0);
-    onehop_t *ctx;
+    onehop_context *ctx;
     onehop_stats stats;
     onehop_choice choice;
-    onehop_stream_t stream;
+    onehop_stream stream;
     onehop_host_graph *graph;
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     uint32_t out[8];

@@ -1,9 +1,11 @@
 /* Captured pull calls that read the ranks' memory as it lies, when something goes wrong:
  *   crossed   ranks replay different captured calls: all of them say MISMATCH, and no byte is
  *             stored, though the data blocks run before the signature block
- *   gives up  the last rank's deadline ends its wait for rank 0, which is held at the n-th access of its
- *             call, for all n; then it writes to its input. A rank that says OK has the right sums, and no
- *             more than the unit in flight is stored to the last rank's output after its call
+ *   gives up  the last rank's deadline ends its wait for rank 0, which is held at the n-th access
+ *             of its
+ *             call, for all n; then it writes to its input. A rank that says OK has the right sums,
+ *             and no more than the unit in flight is stored to the last rank's output after its
+ *             call
  * Also a program that tests/mutants builds from altered sources.
  *
  * test_direct_lanes [deadline in ms [calls in percent]] */
@@ -31,7 +33,7 @@ typedef struct part {
 static void *part_main(void *argument) {
     const part *p = argument;
     sleep_ms(p->late_ms);
-    oh_host_run_lane(p->kernel, &p->own->args, BLOCKS, (uint32_t)p->lane, 2);
+    oh_host_run_worker(p->kernel, &p->own->args, BLOCKS, (uint32_t)p->lane, 2);
     return NULL;
 }
 
@@ -44,8 +46,8 @@ static void open_group(lanes_group *g, int world) {
     lanes_open(g, world, 1, deadline_ms);
 }
 
-/* The arguments of captured call `index` of `count` elements, whose buffers are the ranks' in and out of
- * `data`. */
+/* The arguments of captured call `index` of `count` elements, whose buffers are the ranks' in and
+ * out of `data`. */
 static void captured(lanes_group *g, int rank, lanes_group *data, uint32_t index, size_t count) {
     lanes_rank *own = &g->ranks[rank];
     oh_args *a = &own->args;
@@ -61,13 +63,13 @@ static void captured(lanes_group *g, int rank, lanes_group *data, uint32_t index
     a->dtype = TYPE;
     a->hash = (oh_u32)count * 2654435761u;
     a->blocks = BLOCKS;
-    a->row = (uintptr_t)&own->row;
-    a->tag = own->row.tag = 7; /* a rank's own number: alike by chance */
-    own->row.mode = OH_ROW_DIRECT;
-    own->row.identity = OH_ROW_IDENTITY(index);
+    a->registration = (uintptr_t)&own->registration;
+    a->tag = own->registration.tag = 7; /* a rank's own number: alike by chance */
+    own->registration.mode = OH_REGISTRATION_DIRECT;
+    own->registration.identity = OH_REGISTRATION_IDENTITY(index);
     for (int r = 0; r < g->world; r++) {
-        own->row.in[r] = (uintptr_t)data->ranks[r].in.data;
-        own->row.out[r] = (uintptr_t)data->ranks[r].out.data;
+        own->registration.in[r] = (uintptr_t)data->ranks[r].in.data;
+        own->registration.out[r] = (uintptr_t)data->ranks[r].out.data;
     }
 }
 
@@ -79,9 +81,10 @@ static void place(lanes_group *data, size_t count) {
     }
 }
 
-/* ---- crossed ------------------------------------------------------------------------------------- */
-/* Rank 0 to world - 2 replay call 0, the last rank call 1, which is as long or shorter, and may be of the
- * other algorithm. `staged`: the last rank replays call 0 too, but has its row filled as staged. */
+/* ---- crossed --------------------------------------------------------------------------------- */
+/* Rank 0 to world - 2 replay call 0, the last rank call 1, which is as long or shorter, and may be
+ * of the other algorithm. `staged`: the last rank replays call 0 too, but has its registration
+ * filled as staged. */
 static void crossed(int world, lanes_algorithm first, lanes_algorithm last, size_t count0,
                     size_t count1, bool staged) {
     lanes_group g, data[2];
@@ -97,7 +100,7 @@ static void crossed(int world, lanes_algorithm first, lanes_algorithm last, size
     for (int r = 0; r < world; r++) {
         const int i = r == world - 1;
         captured(&g, r, &data[i], (uint32_t)(i && !staged), i ? count1 : count0);
-        if (i && staged) g.ranks[r].row.mode = OH_ROW_STAGED;
+        if (i && staged) g.ranks[r].registration.mode = OH_REGISTRATION_STAGED;
         for (int lane = 0; lane < 2; lane++) {
             /* Lane 1 has the signature block, of two blocks the last. */
             parts[r][lane] =
@@ -124,7 +127,7 @@ static void crossed(int world, lanes_algorithm first, lanes_algorithm last, size
     lanes_close(&g);
 }
 
-/* ---- gives up ------------------------------------------------------------------------------------ */
+/* ---- gives up -------------------------------------------------------------------------------- */
 static _Thread_local size_t accesses, held_at; /* held_at 0: never */
 static sem_t go_on;
 
@@ -150,7 +153,7 @@ static void giving_up_main(int rank, int world, void *argument) {
     accesses = 0;
     held_at = rank == 0 ? u->at : 0;
     chaos_watch = watch;
-    oh_host_run_lane(u->kernel, &own->args, BLOCKS, 0, 1);
+    oh_host_run_worker(u->kernel, &own->args, BLOCKS, 0, 1);
     chaos_watch = NULL;
     u->accesses[rank] = accesses;
     if (!last) return;
@@ -177,7 +180,7 @@ static size_t one_gives_up(int world, lanes_algorithm algorithm, size_t count, s
     u.left_with = lanes_memory(count * 2, 0x5A);
     while (!sem_trywait(&go_on)) continue;
     for (int r = 0; r < world; r++) {
-        oh_control *control = (oh_control *)((char *)g.ranks[r].slab + g.planes.control);
+        oh_control *control = (oh_control *)((char *)g.ranks[r].buffer + g.regions.control);
         captured(&g, r, &g, 1, count);
         if (!later) continue;
         control->verdicts[world - 2] = OH_VERDICT(OH_FAIL_LOST, 0, 3);

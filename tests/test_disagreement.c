@@ -5,7 +5,7 @@
 
 #define W 3
 
-/* ---- different calls ------------------------------------------------------------------------------ */
+/* ---- different calls ------------------------------------------------------------------------- */
 
 typedef enum difference {
     COUNT,
@@ -31,7 +31,7 @@ typedef struct scene {
     onehop_algorithm usual, other;
 } scene;
 
-static onehop_result differing_call(onehop_t *ctx, const scene *s, bool odd, kit_buffers *m) {
+static onehop_result differing_call(onehop_context *ctx, const scene *s, bool odd, kit_buffers *m) {
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     size_t count = s->count;
     onehop_dtype dtype = ONEHOP_FLOAT32;
@@ -62,7 +62,7 @@ static void one_differs(int rank, int world_size, void *argument) {
     (void)world_size;
     kit_buffers *m = kit_buffers_make();
     memset(m->in, 0, sizeof m->in);
-    onehop_t *ctx = kit_open_on(s->groups[rank], KIT_PATIENCE_MS);
+    onehop_context *ctx = kit_open_on(s->groups[rank], KIT_PATIENCE_MS);
     kit_good_calls(ctx, m, 0, 3);
     if (rank == (s->odd + 1) % W) sleep_ms(5);
     double begun = seconds_now();
@@ -118,7 +118,7 @@ static void different_calls(void) {
     for (int r = 0; r < W; r++) onehop_group_close(s.groups[r]);
 }
 
-/* Whatever the others wait for, flags, slots or meetings: each algorithm against each other one. */
+/* Whatever the others wait for, flags, slots or barriers: each algorithm against each other one. */
 static void different_algorithms(void) {
     static const onehop_algorithm all[] = {ONEHOP_HOST_1SHOT, ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH,
                                            ONEHOP_2SHOT_PUSH, ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
@@ -145,7 +145,7 @@ static void one_is_silent(int rank, int world_size, void *argument) {
     scene *s = argument;
     (void)world_size;
     kit_buffers *m = kit_buffers_make();
-    onehop_t *ctx = kit_open_on(s->groups[rank], 300);
+    onehop_context *ctx = kit_open_on(s->groups[rank], 300);
     kit_good_calls(ctx, m, 0, 3);
     if (rank == s->odd) {
         sleep_ms(600);
@@ -179,7 +179,7 @@ static void silence(void) {
     for (int r = 0; r < 2; r++) onehop_group_close(s.groups[r]);
 }
 
-/* ---- different settings ---------------------------------------------------------------------------- */
+/* ---- different settings ---------------------------------------------------------------------- */
 
 #define SETTINGS 7
 
@@ -198,8 +198,8 @@ static const char *change_setting(onehop_config *config, int which) {
         config->max_blocks = 4;
         return "max_blocks";
     case 4:
-        config->max_rows = 8;
-        return "max_rows";
+        config->max_registrations = 8;
+        return "max_registrations";
     case 5:
         config->push_bytes = 0, config->max_bytes = 1 << 20;
         return "max_bytes";
@@ -215,7 +215,7 @@ static void one_is_set_differently(int rank, int world_size, void *argument) {
     kit_buffers *m = kit_buffers_make();
     for (int which = 0; which < SETTINGS; which++) {
         onehop_config config = kit_config(KIT_PATIENCE_MS), other = config;
-        onehop_t *ctx = NULL;
+        onehop_context *ctx = NULL;
         const char *word = change_setting(&other, which);
         if (rank == s->odd) config = other;
         config.group = s->groups[rank];
@@ -227,7 +227,7 @@ static void one_is_set_differently(int rank, int world_size, void *argument) {
     }
     /* One rank alone has a wrong value: all hear why. */
     onehop_config config = kit_config(0);
-    onehop_t *ctx = NULL;
+    onehop_context *ctx = NULL;
     config.group = s->groups[rank];
     if (rank == s->odd) config.flags = 0x80;
     CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_create(&config, &ctx));
@@ -251,12 +251,12 @@ static void different_settings(void) {
     for (int r = 0; r < W; r++) onehop_group_close(s.groups[r]);
 }
 
-/* ---- who is there ------------------------------------------------------------------------------------ */
+/* ---- who is there ---------------------------------------------------------------------------- */
 
 static void try_place(int rank, int world_size, const char *name, uint32_t wait_ms,
                       onehop_result expected, const char *part) {
     onehop_config config = kit_config(0);
-    onehop_t *ctx = NULL;
+    onehop_context *ctx = NULL;
     config.rank = rank;
     config.world_size = world_size;
     const kit_name own = kit_own_name(name);

@@ -1,8 +1,7 @@
 /* Sizes and addresses at every edge: one element below, at and above each limit of each algorithm;
  * counts 1..2W, sizes of 1..257 bytes and of 1..20W units; pointers off by 0..15 bytes, otherwise
  * on each rank; in place, out of place, touching, and the overlap that is refused. Guard bytes
- * around every output.
- */
+ * around every output. */
 /* labels: quick tsan-off timeout=240 */
 #include "harness.h"
 #include "rank_contexts.h"
@@ -10,7 +9,7 @@
 
 #include "comm/context.h"
 
-#define MOST_BYTES ((size_t)3 << 20)
+#define MAX_BYTES ((size_t)3 << 20)
 
 static const onehop_algorithm algorithms[] = {
     ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT, ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH,
@@ -19,15 +18,15 @@ static const onehop_algorithm algorithms[] = {
 static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
 
 typedef struct own {
-    onehop_t *context;
+    onehop_context *context;
     int rank, world;
     guarded in, out;
     unsigned char *sum;
     uint64_t seed;
 } own;
 
-static own own_make(onehop_t *context, int rank, int world, size_t most) {
-    own o = {context, rank, world, guarded_make(most), guarded_make(most), malloc(most), 0};
+static own own_make(onehop_context *context, int rank, int world, size_t max) {
+    own o = {context, rank, world, guarded_make(max), guarded_make(max), malloc(max), 0};
     if (!o.sum) FAIL("no memory");
     return o;
 }
@@ -83,11 +82,11 @@ static void compare(own *o, onehop_algorithm algorithm, onehop_dtype dtype, size
 }
 
 /* ---- limits ---------------------------------------------------------------------------------- */
-/* Every size at which some code changes its mind: slot, sub-slot, the host paths' pieces and multiples
- * of them, half of the pull buffer and its multiples, table rows, a shard of a line per rank,
- * shards of whole lines, shards of half a push slot and chunks of them. */
+/* Every size at which some code changes its mind: slot, sub-slot, the host paths' pieces and
+ * multiples of them, half of the pull buffer and its multiples, table rows, a shard of a line per
+ * rank, shards of whole lines, shards of half a push slot and chunks of them. */
 static size_t limits_of(const own *o, size_t *limits) {
-    const oh_planes *p = &o->context->planes;
+    const oh_regions *p = &o->context->regions;
     size_t n = 0;
     const size_t box = OH_BOX_BYTES(p->pull_bytes, (size_t)o->world);
     const size_t turn = box / 2 < 65536 ? box / 2 : 65536;
@@ -116,12 +115,12 @@ static size_t limits_of(const own *o, size_t *limits) {
                           128 * (size_t)o->world,
                           16};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i] + 16 < MOST_BYTES) limits[n++] = all[i];
+        if (all[i] + 16 < MAX_BYTES) limits[n++] = all[i];
     return n;
 }
 
-static void at_limits(onehop_t *context, int rank, int world, void *argument) {
-    own o = own_make(context, rank, world, MOST_BYTES);
+static void at_limits(onehop_context *context, int rank, int world, void *argument) {
+    own o = own_make(context, rank, world, MAX_BYTES);
     size_t limits[32];
     const size_t n = limits_of(&o, limits);
     (void)argument;
@@ -141,7 +140,7 @@ static void at_limits(onehop_t *context, int rank, int world, void *argument) {
 }
 
 /* ---- small sizes, odd addresses -------------------------------------------------------------- */
-static void small_sizes(onehop_t *context, int rank, int world, void *argument) {
+static void small_sizes(onehop_context *context, int rank, int world, void *argument) {
     own o = own_make(context, rank, world, 4096);
     (void)argument;
     for (int a = 0; a < ALGORITHMS; a++) {
@@ -158,7 +157,7 @@ static void small_sizes(onehop_t *context, int rank, int world, void *argument) 
 
 /* 1..20W units of 16 bytes, the last one whole or short: shards of none, one and several units, and
  * where lines take their place. Every size on few ranks, a sample that moves on many. */
-static void unit_sizes(onehop_t *context, int rank, int world, void *argument) {
+static void unit_sizes(onehop_context *context, int rank, int world, void *argument) {
     static const onehop_algorithm some[] = {ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL,
                                             ONEHOP_2SHOT_PUSH};
     own o = own_make(context, rank, world, 16384);
@@ -179,7 +178,7 @@ static void unit_sizes(onehop_t *context, int rank, int world, void *argument) {
     own_free(&o);
 }
 
-static void odd_addresses(onehop_t *context, int rank, int world, void *argument) {
+static void odd_addresses(onehop_context *context, int rank, int world, void *argument) {
     static const size_t counts[] = {1, 7, 8, 100, 1021, 5000};
     own o = own_make(context, rank, world, 65536);
     (void)argument;
@@ -202,8 +201,8 @@ static void nobody_is_silent(int world) {
     static const onehop_algorithm some[] = {ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL,
                                             ONEHOP_2SHOT_PUSH};
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    onehop_t *contexts[8];
-    onehop_stream_t streams[8];
+    onehop_context *contexts[8];
+    onehop_stream streams[8];
     static float in[8][64], out[8][64], sum[64];
     bool idle;
     config.device.kind = ONEHOP_DEVICE_HOST;
@@ -243,7 +242,7 @@ static void nobody_is_silent(int world) {
 }
 
 /* The one source there is, named or left open: the same call, so ranks may differ in that. */
-static void named_source(onehop_t *context, int rank, int world, void *argument) {
+static void named_source(onehop_context *context, int rank, int world, void *argument) {
     own o = own_make(context, rank, world, 4096);
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     onehop_stats stats;
@@ -265,7 +264,7 @@ static void named_source(onehop_t *context, int rank, int world, void *argument)
 }
 
 /* ---- overlap --------------------------------------------------------------------------------- */
-static void overlaps(onehop_t *context, int rank, int world, void *argument) {
+static void overlaps(onehop_context *context, int rank, int world, void *argument) {
     enum {
         COUNT = 64
     };

@@ -1,6 +1,7 @@
-/* Property: what OH_EPILOGUE does to a sum, each body does to each element of it once, with the element's own
- * index: fast path and slow, one piece and chunks, shards, rows of captured inputs, any alignment. Here it
- * turns the sign of every other element, at random, which commutes with rounding. */
+/* Property: what OH_EPILOGUE does to a sum, each body does to each element of it once, with the
+ * element's own index: fast path and slow, one piece and chunks, shards, registrations of captured
+ * inputs, any alignment. Here it turns the sign of every other element, at random, which commutes
+ * with rounding. */
 /* labels: timeout=240 */
 #include <stdint.h>
 
@@ -30,7 +31,7 @@ static void turn(void *sums, uint64_t count, int dtype) {
     }
 }
 
-static void calls_of(int world, lanes_algorithm algorithm, onehop_dtype dtype, bool rows,
+static void calls_of(int world, lanes_algorithm algorithm, onehop_dtype dtype, bool registrations,
                      size_t count) {
     static const uint32_t grids[] = {2, 3, 5, 12};
     lanes_call *calls = calloc(count, sizeof *calls);
@@ -38,12 +39,12 @@ static void calls_of(int world, lanes_algorithm algorithm, onehop_dtype dtype, b
     uint64_t random = (uint64_t)(world * 16 + (int)algorithm);
     for (size_t i = 0; i < count; i++) {
         /* Unit by unit, ranks wait for each other at every one. */
-        const size_t most = i % 2 || !lanes_push_whole_chunk ? 300
-                            : dtype == ONEHOP_FLOAT32        ? 5000
-                                                             : 10000;
+        const size_t max = i % 2 || !lanes_push_whole_chunk ? 300
+                           : dtype == ONEHOP_FLOAT32        ? 5000
+                                                            : 10000;
         calls[i] = (lanes_call){algorithm,
                                 dtype,
-                                (size_t)world * 8 + random_next(&random) % most,
+                                (size_t)world * 8 + random_next(&random) % max,
                                 grids[random_next(&random) % 4],
                                 i % 3 == 0,
                                 i % 4 ? INPUT_REAL : INPUT_MIXED,
@@ -53,7 +54,7 @@ static void calls_of(int world, lanes_algorithm algorithm, onehop_dtype dtype, b
     }
     lanes_open(&g, world, 2, 60000);
     lanes_preset(&g, 0xfffffff9u);
-    g.rows = rows;
+    g.registrations = registrations;
     lanes_run(&g, "turned signs", calls, count);
     lanes_close(&g);
     free(calls);
@@ -67,9 +68,9 @@ int main(void) {
             for (int f32 = 0; f32 < 2; f32++)
                 calls_of(world, LANES_PUSH, f32 ? ONEHOP_FLOAT32 : ONEHOP_BFLOAT16, false, count);
         calls_of(world, LANES_PUSH_2SHOT, ONEHOP_BFLOAT16, false, count);
-        for (int rows = 0; rows < 2; rows++) {
-            calls_of(world, LANES_PULL_1SHOT, ONEHOP_BFLOAT16, rows, count);
-            calls_of(world, LANES_PULL_2SHOT, ONEHOP_BFLOAT16, rows, count);
+        for (int registrations = 0; registrations < 2; registrations++) {
+            calls_of(world, LANES_PULL_1SHOT, ONEHOP_BFLOAT16, registrations, count);
+            calls_of(world, LANES_PULL_2SHOT, ONEHOP_BFLOAT16, registrations, count);
         }
     }
     return 0;

@@ -31,9 +31,9 @@ typedef struct line {
 } line;
 
 typedef struct board {
-    line flags[2]; /* epoch of the last bare exchange a rank has published */
+    line flags[2]; /* sequence number of the last bare exchange a rank has published */
     line pings[2];
-    uint16_t areas[2][2][COUNT]; /* [phase][rank] */
+    uint16_t areas[2][2][COUNT]; /* [parity][rank] */
     /* Results of a rank in an attempt. */
     double call_ns[2], bare_ns[2], round_trip_ns[2], cores[2], large_cores[2], all_reduce_s[2],
         memcpy_s[2];
@@ -94,13 +94,13 @@ static void (*sum_best(void))(uint16_t *, const uint16_t *, const uint16_t *) {
 
 static void (*sum_two)(uint16_t *, const uint16_t *, const uint16_t *);
 
-/* An area is written again two exchanges later: the one between proves that the peer has read it.
- */
-static void bare_exchange(int rank, uint32_t epoch, const uint16_t *in, uint16_t *out) {
-    uint16_t(*areas)[COUNT] = shared->areas[epoch & 1];
+/* An area is written again two exchanges later: the one between proves that the peer has read
+ * it. */
+static void bare_exchange(int rank, uint32_t sequence, const uint16_t *in, uint16_t *out) {
+    uint16_t(*areas)[COUNT] = shared->areas[sequence & 1];
     memcpy(areas[rank], in, sizeof areas[rank]);
-    __atomic_store_n(&shared->flags[rank].word, epoch, __ATOMIC_RELEASE);
-    await(&shared->flags[!rank].word, epoch);
+    __atomic_store_n(&shared->flags[rank].word, sequence, __ATOMIC_RELEASE);
+    await(&shared->flags[!rank].word, sequence);
     sum_two(out, rank ? areas[0] : in, rank ? in : areas[1]);
 }
 
@@ -140,7 +140,7 @@ static double round_trip(int rank, uint32_t *ping) {
     return median(samples, 2000);
 }
 
-static void small_attempt(onehop_t *context, int rank, uint32_t *ping, uint32_t *epoch) {
+static void small_attempt(onehop_context *context, int rank, uint32_t *ping, uint32_t *sequence) {
     static double calls[BLOCK * BLOCKS], bares[BLOCK * BLOCKS];
     static uint16_t in[COUNT], out[COUNT], sum[COUNT];
     size_t n = 0;
@@ -159,7 +159,7 @@ static void small_attempt(onehop_t *context, int rank, uint32_t *ping, uint32_t 
             for (int j = 0; j < BLOCK; j++) {
                 in[j] ^= 1;
                 at = ns_now();
-                bare_exchange(rank, ++*epoch, in, out);
+                bare_exchange(rank, ++*sequence, in, out);
                 bares[(size_t)block * BLOCK + (size_t)j] = ns_now() - at;
                 in[j] ^= 1;
             }
@@ -170,12 +170,12 @@ static void small_attempt(onehop_t *context, int rank, uint32_t *ping, uint32_t 
     input_fill(in, INPUT_REAL, 7, rank, 0, COUNT, ONEHOP_BFLOAT16);
     CHECK_OK(onehop_all_reduce(context, in, out, COUNT, ONEHOP_BFLOAT16, ONEHOP_SUM, NULL));
     expect_equal(sum, out, COUNT, ONEHOP_BFLOAT16, "the library's sum");
-    bare_exchange(rank, ++*epoch, in, out);
+    bare_exchange(rank, ++*sequence, in, out);
     expect_equal(sum, out, COUNT, ONEHOP_BFLOAT16, "the bare exchange's sum");
 }
 
 /* Best of some times, both; pages touched before. A rank that copies copies alone. */
-static void large_attempt(onehop_t *context, int rank, char *in, char *out) {
+static void large_attempt(onehop_context *context, int rank, char *in, char *out) {
     double all_reduce = 1e9, copy = 1e9, wall = 0, cpu = 0;
     for (int i = 0; i <= LARGE_TIMES; i++) {
         ranks_barrier(context);
@@ -221,9 +221,9 @@ static void pin(int rank) {
 
 /* 0: both limits kept in some attempt; 1: not, though the cores were idle; 77: they were not. Alike
  * on both ranks. */
-static void rank_main(onehop_t *context, int rank, int world, void *argument) {
+static void rank_main(onehop_context *context, int rank, int world, void *argument) {
     char *in = malloc(LARGE * 4), *out = malloc(LARGE * 4);
-    uint32_t ping = 0, epoch = 0;
+    uint32_t ping = 0, sequence = 0;
     bool small_ok = false, large_ok = false, idle = false;
     (void)world, (void)argument;
     if (!in || !out) FAIL("no memory");
@@ -231,7 +231,7 @@ static void rank_main(onehop_t *context, int rank, int world, void *argument) {
     for (size_t i = 0; i < LARGE; i++) ((float *)in)[i] = (float)(i % 1000);
     memset(out, 1, LARGE * 4);
     for (int attempt = 1; attempt <= ATTEMPTS && !(small_ok && large_ok); attempt++) {
-        small_attempt(context, rank, &ping, &epoch);
+        small_attempt(context, rank, &ping, &sequence);
         large_attempt(context, rank, in, out);
         ranks_barrier(context);
         const double call = worse(shared->call_ns), bare = worse(shared->bare_ns),

@@ -1,7 +1,7 @@
 /* labels: quick timeout=60 */
 /* Property: memory that cannot be had is told of when it is asked for, on all ranks, with the limit
- * by name, and ends nobody by SIGXFSZ or SIGBUS: RLIMIT_FSIZE on one rank, a kernel that has no page
- * left. What is given is reserved to its last page, also while signals come. */
+ * by name, and ends nobody by SIGXFSZ or SIGBUS: RLIMIT_FSIZE on one rank, a kernel that has no
+ * page left. What is given is reserved to its last page, also while signals come. */
 #include "fault_kit.h"
 
 #include <errno.h>
@@ -51,7 +51,7 @@ static void create_limited(int rank, int world, void *argument) {
         refuse_pages(ENOSPC);
     else if (rank == 1)
         limit_files(MEGABYTE);
-    onehop_t *context;
+    onehop_context *context;
     const char *limit = pages ? "memory" : "RLIMIT_FSIZE";
     CHECK_RESULT(ONEHOP_ERR_MEMORY, onehop_create(&config, &context));
     CHECK_CONTAINS(limit, onehop_last_error());

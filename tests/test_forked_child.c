@@ -9,16 +9,16 @@
 
 /* Every kind of object there is, of one rank. */
 typedef struct objects {
-    onehop_t *context, *alone;
+    onehop_context *context, *alone;
     onehop_group *group;
     onehop_symmetric *symmetric;
     onehop_comm *comm;
-    onehop_stream_t stream;
+    onehop_stream stream;
     onehop_host_graph *graph;
     void *memory, *storage[3];
 } objects;
 
-static void all_reduce(int rank, onehop_t *context) {
+static void all_reduce(int rank, onehop_context *context) {
     float x[COUNT], y[COUNT];
     for (int i = 0; i < COUNT; i++) x[i] = (float)(1 + rank + i);
     CHECK_OK(onehop_all_reduce(context, x, y, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
@@ -97,7 +97,7 @@ static void destroy(objects *o) {
         CHECK_CONTAINS("forked", onehop_last_error());                                             \
     } while (0)
 
-static void use_context(onehop_t *context, onehop_stream_t stream) {
+static void use_context(onehop_context *context, onehop_stream stream) {
     static float x[COUNT], y[2 * COUNT];
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     onehop_norm norm = ONEHOP_CONFIG_INIT(onehop_norm);
@@ -133,22 +133,22 @@ static void use_context(onehop_t *context, onehop_stream_t stream) {
     REFUSED(onehop_get_stats(context, &stats));
 }
 
-static void use_comm(onehop_comm *comm, onehop_stream_t stream) {
+static void use_comm(onehop_comm *comm, onehop_stream stream) {
     static float x[4], y[4];
     uint32_t row;
     REFUSED(onehop_comm_all_reduce(comm, x, y, 4, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, stream));
     REFUSED(onehop_comm_reduce_scatter(comm, x, y, 4, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, stream));
     REFUSED(onehop_comm_all_gather(comm, x, y, 16, NULL, stream));
-    REFUSED(onehop_comm_row_take(comm, &row));
-    REFUSED(onehop_comm_row_fill(comm, 0, NULL, NULL));
-    REFUSED(onehop_comm_row_release(comm, 0));
+    REFUSED(onehop_comm_registration_take(comm, &row));
+    REFUSED(onehop_comm_registration_fill(comm, 0, NULL, NULL));
+    REFUSED(onehop_comm_registration_release(comm, 0));
 }
 
 static void use(const objects *o) {
     onehop_config config = kit_config(5000);
     onehop_symmetric *symmetric;
     onehop_host_graph *graph;
-    onehop_t *context;
+    onehop_context *context;
     uint64_t word = 0, words[2];
     const onehop_device host = {ONEHOP_DEVICE_HOST, 0};
     use_context(o->context, NULL);
@@ -172,8 +172,8 @@ static void use(const objects *o) {
 /* All ranks of a group in this thread. */
 static void make_and_use_own(void) {
     onehop_config config = kit_config(5000);
-    onehop_stream_t streams[2];
-    onehop_t *contexts[2];
+    onehop_stream streams[2];
+    onehop_context *contexts[2];
     float x[2][4], y[2][4];
     CHECK_OK(onehop_create_all(&config, 2, NULL, contexts));
     for (int r = 0; r < 2; r++) CHECK_OK(onehop_host_stream_create(&streams[r]));
@@ -231,12 +231,12 @@ static void rank_body(int rank, int world, void *argument) {
 
 /* A child of a child has objects of two ancestors, and of none the number. */
 static void test_generations(void) {
-    onehop_stream_t first;
+    onehop_stream first;
     CHECK_OK(onehop_host_stream_create(&first));
     fflush(NULL);
     pid_t child = fork();
     if (!child) {
-        onehop_stream_t second;
+        onehop_stream second;
         CHECK_OK(onehop_host_stream_create(&second));
         pid_t grandchild = fork();
         if (!grandchild) {
@@ -263,7 +263,7 @@ static void *make_much(void *argument) {
     (void)argument;
     while (!stop) {
         void *memory;
-        onehop_stream_t stream;
+        onehop_stream stream;
         CHECK_OK(onehop_mem_alloc(host, 4096, &memory));
         CHECK_OK(onehop_host_stream_create(&stream));
         onehop_host_stream_destroy(stream);

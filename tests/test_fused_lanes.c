@@ -1,7 +1,7 @@
-/* Bodies of the fused operations with two and three lanes per rank, blocks spread over them, under adverse scheduling
- * (support/lanes.h): the one-shot and the two-shot norm and tp_qknorm after one another, any grid after any grid,
- * counters about to wrap, many chunks with one lane held back, words that look like the sentinel. Also a program that
- * tests/mutants builds from altered sources.
+/* Bodies of the fused operations with two and three lanes per rank, blocks spread over them, under
+ * adverse scheduling (support/lanes.h): the one-shot and the two-shot norm and tp_qknorm after one
+ * another, any grid after any grid, counters about to wrap, many chunks with one lane held back,
+ * words that look like the sentinel. Also a program that tests/mutants builds from altered sources.
  *
  * test_fused_lanes [deadline in ms [calls in percent]] */
 /* labels: quick timeout=120 */
@@ -35,7 +35,7 @@ static const oh_host_kernel bodies[3][3] = {
     {fused_norm_2shot_w0, fused_norm_2shot_w2, fused_norm_2shot_w4},
     {fused_qknorm_w0, fused_qknorm_w0, fused_qknorm_w0}};
 
-#define MOST 16384 /* elements */
+#define MAX 16384 /* elements */
 
 typedef struct call {
     operation operation;
@@ -108,7 +108,7 @@ static void make(call *c, size_t index, int world) {
     const input_kind kind = c->operation == QKNORM ? INPUT_INTEGERS : c->kind;
     uint8_t *quantised = malloc(count);
     float *scales = malloc(c->rows * sizeof *scales);
-    if (count > MOST) FAIL("a call of %zu elements", count);
+    if (count > MAX) FAIL("a call of %zu elements", count);
     for (int r = 0; r < world; r++) {
         c->x[r] = elements(count);
         input_fill(c->x[r], kind, index + 1, r, 0, count, ONEHOP_BFLOAT16);
@@ -141,13 +141,13 @@ static void forget(call *c, int world) {
 
 /* Whole rows; as src/ops does. */
 static uint32_t pieces(const call *c, size_t row_room, uint32_t *chunk_rows) {
-    const size_t slot = run.group.planes.slot_bytes, world = (size_t)run.group.world;
+    const size_t slot = run.group.regions.slot_bytes, world = (size_t)run.group.world;
     const size_t shard = (c->rows + world - 1) / world;
-    size_t most = c->rows * row_room <= slot ? c->rows : slot / 2 / row_room;
+    size_t max = c->rows * row_room <= slot ? c->rows : slot / 2 / row_room;
     if (c->operation == NORM_2SHOT)
-        most = shard * row_room <= slot / 2 ? shard * world : slot / 4 / row_room * world;
-    *chunk_rows = (uint32_t)most;
-    return (uint32_t)((c->rows + most - 1) / most);
+        max = shard * row_room <= slot / 2 ? shard * world : slot / 4 / row_room * world;
+    *chunk_rows = (uint32_t)max;
+    return (uint32_t)((c->rows + max - 1) / max);
 }
 
 static void prepare(lanes_rank *own, size_t index) {
@@ -207,7 +207,7 @@ static void verify(lanes_rank *own, size_t index) {
     const call *c = &run.calls[index];
     const int rank = own->rank;
     const size_t count = elements_of(c);
-    const oh_u64 word = *(oh_u64 *)((char *)own->local + OH_LOCAL_EPOCHS);
+    const oh_u64 word = *(oh_u64 *)((char *)own->local + OH_LOCAL_SEQUENCES);
     char what[160];
     snprintf(what, sizeof what, "%s: call %zu (operation %d, %zu x %zu), rank %d, %u blocks",
              run.group.what, index, (int)c->operation, c->rows, c->width, rank, c->blocks);
@@ -238,8 +238,8 @@ static void *lane_main(void *argument) {
         pthread_barrier_wait(&own->boundary);
         lanes_kernel_here = bodies[c->operation][at];
         lanes_set_chaos(g, &like, c->held_rank == own->rank && c->held_lane == t.lane);
-        oh_host_run_lane(lanes_body, &run.args[own->rank], c->blocks, (uint32_t)t.lane,
-                         (uint32_t)g->lanes);
+        oh_host_run_worker(lanes_body, &run.args[own->rank], c->blocks, (uint32_t)t.lane,
+                           (uint32_t)g->lanes);
         chaos_here.left = chaos_here.long_us = 0;
         pthread_barrier_wait(&own->boundary);
         if (t.lane == 0) verify(own, i);
@@ -247,21 +247,21 @@ static void *lane_main(void *argument) {
     return NULL;
 }
 
-static void run_calls(const char *what, int world, int lanes, uint32_t first_epoch, call *calls,
+static void run_calls(const char *what, int world, int lanes, uint32_t first_sequence, call *calls,
                       size_t count) {
-    lanes_thread starts[ONEHOP_MAX_RANKS][LANES_MOST_LANES];
+    lanes_thread starts[ONEHOP_MAX_RANKS][LANES_MAX_LANES];
     lanes_group *g = &run.group;
     lanes_open(g, world, lanes, deadline_ms);
-    if (first_epoch) lanes_preset(g, first_epoch);
+    if (first_sequence) lanes_preset(g, first_sequence);
     g->what = what;
     run.calls = calls;
     run.count = count;
     for (size_t i = 0; i < count; i++) make(&calls[i], i, world);
     for (int r = 0; r < world; r++) {
-        run.x[r] = elements(MOST);
-        run.y[r] = elements(MOST);
-        run.r[r] = elements(MOST);
-        run.residual[r] = elements(MOST);
+        run.x[r] = elements(MAX);
+        run.y[r] = elements(MAX);
+        run.r[r] = elements(MAX);
+        run.residual[r] = elements(MAX);
     }
     for (int r = 0; r < world; r++)
         for (int lane = 0; lane < lanes; lane++) {
@@ -272,7 +272,8 @@ static void run_calls(const char *what, int world, int lanes, uint32_t first_epo
     for (int r = 0; r < world; r++)
         for (int lane = 0; lane < lanes; lane++) pthread_join(g->ranks[r].threads[lane], NULL);
     for (int r = 0; r < world; r++) {
-        for (uint32_t phase = 0; phase < 2; phase++) lanes_expect_armed(&g->ranks[r], phase, count);
+        for (uint32_t parity = 0; parity < 2; parity++)
+            lanes_expect_armed(&g->ranks[r], parity, count);
         free(run.x[r]);
         free(run.y[r]);
         free(run.r[r]);
@@ -285,7 +286,7 @@ static void run_calls(const char *what, int world, int lanes, uint32_t first_epo
 static const uint32_t grids[] = {2, 3, 7, 16};
 
 /* Operations in turn, each call another shape; `many`: several chunks, one lane held back. */
-static void in_turn(const char *what, int world, int lanes, uint32_t first_epoch, size_t count,
+static void in_turn(const char *what, int world, int lanes, uint32_t first_sequence, size_t count,
                     bool many) {
     call *calls = calloc(count, sizeof *calls);
     uint64_t random = 31 + (uint64_t)world;
@@ -306,12 +307,12 @@ static void in_turn(const char *what, int world, int lanes, uint32_t first_epoch
         if (c->held_rank < 0) c->held_rank = -1;
         c->held_lane = (int)(bits >> 60) % lanes;
     }
-    run_calls(what, world, lanes, first_epoch, calls, count);
+    run_calls(what, world, lanes, first_sequence, calls, count);
     free(calls);
 }
 
-/* One-shot norms of whole rows in one chunk, which have a path of their own: a unit a lane and two, lanes with fewer,
- * more rows than blocks, one lane held back. */
+/* One-shot norms of whole rows in one chunk, which have a path of their own: a unit a lane and two,
+ * lanes with fewer, more rows than blocks, one lane held back. */
 static void whole_rows(const char *what, int world, size_t count) {
     static const size_t widths[] = {8, 520, 96, 776, 1000, 1024};
     call *calls = calloc(count, sizeof *calls);
@@ -321,7 +322,7 @@ static void whole_rows(const char *what, int world, size_t count) {
         const uint64_t bits = random_next(&random);
         c->two_a_lane = i % 2;
         c->width = widths[i % 6];
-        c->rows = 1 + bits / 512 % (run.group.planes.slot_bytes / 2 / c->width);
+        c->rows = 1 + bits / 512 % (run.group.regions.slot_bytes / 2 / c->width);
         c->blocks = grids[bits % 4];
         c->kind = c->two_a_lane ? INPUT_INTEGERS : bits >> 40 & 1 ? INPUT_REAL : INPUT_SPECIAL;
         c->in_place = bits >> 41 & 1;

@@ -1,27 +1,28 @@
-/* Reduce-scatter and all-gather through contexts, as threads and as processes, against the scalar reference and
- * against our own all-reduce, bit for bit: all types, numbers of ranks, algorithms, odd counts, places
- * that are aligned to an element only, in place and out of place, planes so small that messages go in
- * many chunks, all-reduces in between; then graphs, disagreement, and arguments that are refused. */
+/* Reduce-scatter and all-gather through contexts, as threads and as processes, against the scalar
+ * reference and against our own all-reduce, bit for bit: all types, numbers of ranks, algorithms,
+ * odd counts, places that are aligned to an element only, in place and out of place, regions so
+ * small that messages go in many chunks, all-reduces in between; then graphs, disagreement, and
+ * arguments that are refused. */
 /* ThreadSanitizer sees the bodies in test_parts_lanes, in less time. */
 /* labels: quick timeout=120 tsan-off */
 #include "harness.h"
 #include "reference.h"
 #include "rank_contexts.h"
 
-#define MOST (1 << 20) /* bytes of all parts */
+#define MAX (1 << 20) /* bytes of all parts */
 
-/* ---- one rank ----------------------------------------------------------------------------------- */
+/* ---- one rank -------------------------------------------------------------------------------- */
 typedef struct own {
-    onehop_t *context;
+    onehop_context *context;
     int rank, world;
     guarded all, part, sum;
     unsigned char *expected;
     size_t calls;
 } own;
 
-static own own_make(onehop_t *context, int rank, int world) {
-    own o = {context,      rank, world, guarded_make(MOST), guarded_make(MOST), guarded_make(MOST),
-             malloc(MOST), 0};
+static own own_make(onehop_context *context, int rank, int world) {
+    own o = {context,           rank,        world, guarded_make(MAX), guarded_make(MAX),
+             guarded_make(MAX), malloc(MAX), 0};
     return o;
 }
 
@@ -102,12 +103,12 @@ static void gather(own *o, onehop_algorithm a, size_t bytes, bool in_place) {
     guarded_check(&o->all, what);
 }
 
-/* ---- everything against the reference ----------------------------------------------------------- */
+/* ---- everything against the reference -------------------------------------------------------- */
 static const onehop_algorithm scatters[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_SCATTER_PUSH};
 static const onehop_algorithm gathers[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_GATHER_PUSH,
-                                           ONEHOP_GATHER_FLAGS};
+                                           ONEHOP_GATHER_LL};
 
-static void against_reference(onehop_t *context, int rank, int world, void *argument) {
+static void against_reference(onehop_context *context, int rank, int world, void *argument) {
     static const size_t counts[] = {1, 7, 8, 9, 64, 255, 1003};
     own o = own_make(context, rank, world);
     (void)argument;
@@ -128,20 +129,20 @@ static void against_reference(onehop_t *context, int rank, int world, void *argu
     own_free(&o);
 }
 
-/* ---- graphs -------------------------------------------------------------------------------------- */
+/* ---- graphs ---------------------------------------------------------------------------------- */
 enum {
     GRAPH_COUNT = 600,
     REPLAYS = 4
 };
 
 /* x -> reduce-scatter -> all-gather in place -> all-reduce, captured and replayed. */
-static void in_graphs(onehop_t *context, int rank, int world, void *argument) {
+static void in_graphs(onehop_context *context, int rank, int world, void *argument) {
     const size_t all = GRAPH_COUNT * (size_t)world;
     float *in = malloc(all * 4), *sum = malloc(all * 4), *total = malloc(all * 4),
           *expected = malloc(all * 4);
     const onehop_call one = named(ONEHOP_SCATTER_PUSH, 3), two = named(ONEHOP_GATHER_PUSH, 3),
-                      three = named(ONEHOP_GATHER_FLAGS, 2);
-    onehop_stream_t stream;
+                      three = named(ONEHOP_GATHER_LL, 2);
+    onehop_stream stream;
     onehop_host_graph *graph;
     (void)argument;
     CHECK_OK(onehop_host_stream_create(&stream));
@@ -177,9 +178,9 @@ static void in_graphs(onehop_t *context, int rank, int world, void *argument) {
 }
 
 /* Captured calls that differ are found when the capture ends. */
-static void captures_differ(onehop_t *context, int rank, int world, void *argument) {
+static void captures_differ(onehop_context *context, int rank, int world, void *argument) {
     float in[8 * 4] = {0}, out[8 * 4] = {0};
-    onehop_stream_t stream;
+    onehop_stream stream;
     onehop_host_graph *graph;
     (void)argument;
     (void)world;
@@ -194,7 +195,7 @@ static void captures_differ(onehop_t *context, int rank, int world, void *argume
     onehop_host_stream_destroy(stream);
 }
 
-/* ---- disagreement: kills the group, so contexts of its own ------------------------------------------ */
+/* ---- disagreement: kills the group, so contexts of its own ----------------------------------- */
 typedef struct odd_call {
     onehop_group **groups;
     int way;
@@ -203,7 +204,7 @@ typedef struct odd_call {
 static void disagree(int rank, int world, void *argument) {
     const odd_call *odd = argument;
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    onehop_t *context;
+    onehop_context *context;
     float in[64] = {0}, out[64] = {0};
     onehop_failure failure;
     onehop_result result = ONEHOP_OK;
@@ -219,7 +220,7 @@ static void disagree(int rank, int world, void *argument) {
         result =
             onehop_reduce_scatter(context, in, out, me ? 5 : 4, ONEHOP_FLOAT32, ONEHOP_SUM, NULL);
     if (odd->way == 2) {
-        const onehop_call call = named(ONEHOP_GATHER_FLAGS, 2);
+        const onehop_call call = named(ONEHOP_GATHER_LL, 2);
         result = onehop_all_gather_with(context, in, out, me ? 12 : 16, &call, NULL);
     }
     if (odd->way == 3)
@@ -242,7 +243,7 @@ static void disagreements(void) {
     }
 }
 
-/* ---- arguments ------------------------------------------------------------------------------------ */
+/* ---- arguments ------------------------------------------------------------------------------- */
 #define REFUSED(result, part, call)                                                                \
     do {                                                                                           \
         CHECK_RESULT(result, call);                                                                \
@@ -252,7 +253,7 @@ static void disagreements(void) {
 #define SCATTER(in, out, count)                                                                    \
     onehop_reduce_scatter(context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, NULL)
 
-static void wrong_arguments(onehop_t *context, int rank, int world, void *argument) {
+static void wrong_arguments(onehop_context *context, int rank, int world, void *argument) {
     float all[32] = {0}, part[8] = {0};
     onehop_call call = named(ONEHOP_1SHOT_PUSH, 0);
     const size_t huge = (size_t)1 << 40;
@@ -279,13 +280,13 @@ static void wrong_arguments(onehop_t *context, int rank, int world, void *argume
             onehop_all_gather(context, part, all, huge, NULL));
     REFUSED(ONEHOP_ERR_ALGORITHM, "1shot_push (1) does not serve all_gather",
             onehop_all_gather_with(context, part, all, 4, &call, NULL));
-    call.algorithm = ONEHOP_GATHER_FLAGS;
-    REFUSED(ONEHOP_ERR_ALGORITHM, "gather_flags (10) does not serve all_reduce",
+    call.algorithm = ONEHOP_GATHER_LL;
+    REFUSED(ONEHOP_ERR_ALGORITHM, "gather_ll (10) does not serve all_reduce",
             onehop_all_reduce_with(context, part, all, 4, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL));
-    REFUSED(ONEHOP_ERR_ALGORITHM, "gather_flags takes up to 8192 bytes a rank here, found 8193",
+    REFUSED(ONEHOP_ERR_ALGORITHM, "gather_ll takes up to 8192 bytes a rank here, found 8193",
             onehop_all_gather_with(context, part, (char *)huge, 8193, &call, NULL));
     call.source = ONEHOP_SOURCE_WORKSPACE;
-    REFUSED(ONEHOP_ERR_ALGORITHM, "gather_flags has none",
+    REFUSED(ONEHOP_ERR_ALGORITHM, "gather_ll has none",
             onehop_all_gather_with(context, part, all, 4, &call, NULL));
     REFUSED(ONEHOP_ERR_ARGUMENT, "collective 3",
             onehop_would_use_for(context, (onehop_collective)3, 4, ONEHOP_FLOAT32,
@@ -310,7 +311,7 @@ static void wrong_arguments(onehop_t *context, int rank, int world, void *argume
 
 static void alone(void) {
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    onehop_t *context;
+    onehop_context *context;
     float in[3] = {1, 2, 3}, out[3] = {0};
     unsigned char bytes[3] = {0xFF, 0, 7}, moved[3] = {0};
     config.world_size = 1;

@@ -312,7 +312,7 @@ static void test_public_memory(void) {
     CHECK(count_mappings() == 0);
 }
 
-/* ---- memory that somebody else allocated ------------------------------------------------------ */
+/* ---- memory that somebody else allocated ----------------------------------------------------- */
 
 enum {
     PAGE = 4096,
@@ -535,7 +535,7 @@ static void note_block(const void *args, oh_grid grid) {
 #endif
 }
 
-static void test_run_lane(void) {
+static void test_run_worker(void) {
     const int args = 42;
 #if defined(__x86_64__)
     uint32_t before = _mm_getcsr(), odd = 0x1f80u | 0xe040u; /* flush, subnormals are zero, chop */
@@ -545,7 +545,7 @@ static void test_run_lane(void) {
         uint32_t seen = 0;
         for (uint32_t lane = 0; lane < lanes; lane++) {
             ran = 0;
-            oh_host_run_lane(note_block, &args, 8, lane, lanes);
+            oh_host_run_worker(note_block, &args, 8, lane, lanes);
             for (uint32_t i = 0; i < ran; i++, seen++) {
                 CHECK(order[i] % lanes == lane);
                 CHECK(i == 0 || order[i] == order[i - 1] - lanes);
@@ -575,7 +575,7 @@ int main(void) {
     test_foreign_find();
     test_foreign_map();
     test_foreign_in_process();
-    test_run_lane();
+    test_run_worker();
     host->ops->close(host);
     return 0;
 }

@@ -16,7 +16,7 @@ static size_t scaled(size_t calls) {
 }
 
 /* Any of `algorithms` bits after any other, of one chunk or of many. */
-static void mixed(const char *what, int world, unsigned algorithms, uint32_t first_epoch,
+static void mixed(const char *what, int world, unsigned algorithms, uint32_t first_sequence,
                   size_t count) {
     static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_BFLOAT16};
     lanes_group g;
@@ -26,10 +26,10 @@ static void mixed(const char *what, int world, unsigned algorithms, uint32_t fir
         lanes_algorithm a;
         do a = (lanes_algorithm)(random_next(&random) % 3);
         while (!(algorithms >> a & 1u));
-        const size_t most = a == LANES_PUSH || random_next(&random) % 2 ? 1500 : 6000;
+        const size_t max = a == LANES_PUSH || random_next(&random) % 2 ? 1500 : 6000;
         calls[i] = (lanes_call){a,
                                 dtypes[i % 2],
-                                1 + random_next(&random) % most,
+                                1 + random_next(&random) % max,
                                 3,
                                 i % 3 == 0,
                                 i % 4 ? INPUT_REAL : INPUT_MIXED,
@@ -38,7 +38,7 @@ static void mixed(const char *what, int world, unsigned algorithms, uint32_t fir
                                 0};
     }
     lanes_open(&g, world, 1, deadline_ms);
-    if (first_epoch) lanes_preset(&g, first_epoch);
+    if (first_sequence) lanes_preset(&g, first_sequence);
     lanes_run(&g, what, calls, count);
     lanes_close(&g);
     free(calls);
@@ -78,7 +78,7 @@ static void ranks_disagree(int world, lanes_algorithm algorithm, size_t elements
     lanes_close(&g);
 }
 
-/* Progress words of many steps, left by the same epochs a turn of the count ago. */
+/* Progress words of many steps, left by the same sequence numbers a turn of the count ago. */
 static void old_progress(lanes_algorithm algorithm) {
     lanes_group g;
     lanes_call calls[2];
@@ -90,11 +90,11 @@ static void old_progress(lanes_algorithm algorithm) {
         g.holds = 1; /* rank 0 alone falls behind, between any two stores */
         g.long_us = 2000;
         for (int r = 0; r < 2; r++) {
-            oh_control *control = (void *)((char *)g.ranks[r].slab + g.planes.control);
-            for (oh_u32 phase = 0; phase < 2; phase++)
-                control->lines[phase][r].progress = (oh_u64)40 << 32 | (6 + phase);
+            oh_control *control = (void *)((char *)g.ranks[r].buffer + g.regions.control);
+            for (oh_u32 parity = 0; parity < 2; parity++)
+                control->lines[parity][r].progress = (oh_u64)40 << 32 | (6 + parity);
         }
-        lanes_run(&g, "progress of a turn of the epochs ago", calls, 2);
+        lanes_run(&g, "progress of a turn of the sequence numbers ago", calls, 2);
         lanes_close(&g);
     }
 }

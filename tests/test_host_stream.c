@@ -6,8 +6,8 @@
 
 static oh_device *host;
 
-static onehop_stream_t new_stream(void) {
-    onehop_stream_t stream = NULL;
+static onehop_stream new_stream(void) {
+    onehop_stream stream = NULL;
     CHECK(onehop_host_stream_create(&stream) == ONEHOP_OK && stream != NULL);
     return stream;
 }
@@ -51,7 +51,7 @@ static void run_mask(const void *args, oh_grid grid) {
     pthread_sigmask(SIG_BLOCK, NULL, *set_out);
 }
 
-static onehop_result launch(onehop_stream_t stream, oh_host_kernel body, const void *args,
+static onehop_result launch(onehop_stream stream, oh_host_kernel body, const void *args,
                             size_t bytes, uint32_t blocks) {
     oh_kernel kernel = {"test", body, 1};
     oh_function function;
@@ -60,12 +60,12 @@ static onehop_result launch(onehop_stream_t stream, oh_host_kernel body, const v
     return host->ops->launch(host, &l);
 }
 
-static void step(onehop_stream_t stream, uint64_t *value, uint64_t number) {
+static void step(onehop_stream stream, uint64_t *value, uint64_t number) {
     step_args args = {value, number};
     CHECK_OK(launch(stream, run_step, &args, sizeof args, 1));
 }
 
-static void gate(onehop_stream_t stream, int *opened) {
+static void gate(onehop_stream stream, int *opened) {
     CHECK_OK(launch(stream, run_gate, &opened, sizeof opened, 1));
 }
 
@@ -74,7 +74,7 @@ static uint64_t expected_steps(uint64_t value, uint64_t from, uint64_t to) {
     return value;
 }
 
-static bool idle(onehop_stream_t stream) {
+static bool idle(onehop_stream stream) {
     bool is_idle = false;
     CHECK_OK(host->ops->stream_idle(host, stream, &is_idle));
     return is_idle;
@@ -91,7 +91,7 @@ static void *open_later(void *opened) {
 }
 
 static void test_order(void) {
-    onehop_stream_t stream = new_stream();
+    onehop_stream stream = new_stream();
     uint64_t value = 0;
     int opened = 0;
     pthread_t helper;
@@ -114,7 +114,7 @@ static void test_order(void) {
 }
 
 static void test_launch(void) {
-    onehop_stream_t stream = new_stream();
+    onehop_stream stream = new_stream();
     uint64_t value = 0, sum = 0;
     unsigned char args[1024];
     step_args three = {&value, 0};
@@ -138,7 +138,7 @@ static void test_launch(void) {
     onehop_host_stream_destroy(stream);
 }
 
-static onehop_host_graph *capture_steps(onehop_stream_t stream, uint64_t *value, uint64_t count) {
+static onehop_host_graph *capture_steps(onehop_stream stream, uint64_t *value, uint64_t count) {
     onehop_host_graph *graph = NULL;
     oh_stream_info info;
     CHECK_OK(onehop_host_stream_capture_begin(stream));
@@ -150,7 +150,7 @@ static onehop_host_graph *capture_steps(onehop_stream_t stream, uint64_t *value,
 }
 
 static void test_graph(void) {
-    onehop_stream_t stream = new_stream(), other = new_stream();
+    onehop_stream stream = new_stream(), other = new_stream();
     uint64_t value = 0, want = 0;
     onehop_host_graph *graph = capture_steps(stream, &value, 7);
     CHECK(onehop_host_stream_synchronize(stream) == ONEHOP_OK &&
@@ -181,7 +181,7 @@ static void test_graph(void) {
 }
 
 static void test_stream_order(void) {
-    onehop_stream_t first = new_stream(), second = new_stream();
+    onehop_stream first = new_stream(), second = new_stream();
     uint64_t value = 0;
     int opened = 0;
     CHECK_OK(host->ops->stream_order(host, NULL, first));
@@ -212,7 +212,7 @@ static void test_stream_order(void) {
 
 /* What a stream holds when a capture names it is waited for by every replay. */
 static void test_order_in_capture(void) {
-    onehop_stream_t first = new_stream(), second = new_stream();
+    onehop_stream first = new_stream(), second = new_stream();
     onehop_host_graph *graph = NULL, *unused = NULL;
     uint64_t value = 0;
     int opened = 0;
@@ -248,7 +248,7 @@ static int count_of(const int *gone) {
 
 /* Who is tied to a graph hears of its end, once: after the handle and the last queued launch. */
 static void test_graph_retain(void) {
-    onehop_stream_t stream = new_stream(), other = new_stream();
+    onehop_stream stream = new_stream(), other = new_stream();
     onehop_host_graph *graphs[2] = {NULL, NULL};
     oh_stream_info info;
     uint64_t value = 0, captures[2];
@@ -284,16 +284,15 @@ static void test_graph_retain(void) {
 }
 
 static void test_misuse(void) {
-    onehop_stream_t stream = new_stream(), dead = new_stream();
-    onehop_stream_t strangers[3] = {(onehop_stream_t)(uintptr_t)0x10, (onehop_stream_t)&stream,
-                                    dead};
+    onehop_stream stream = new_stream(), dead = new_stream();
+    onehop_stream strangers[3] = {(onehop_stream)(uintptr_t)0x10, (onehop_stream)&stream, dead};
     onehop_host_graph *graph = NULL, *recorded = NULL;
     oh_stream_info info;
     uint64_t value = 0;
     bool is_idle;
     onehop_host_stream_destroy(dead);
     for (size_t i = 0; i < OH_LENGTH(strangers); i++) {
-        onehop_stream_t bad = strangers[i];
+        onehop_stream bad = strangers[i];
         step_args args = {&value, 0};
         CHECK_RESULT(ONEHOP_ERR_STREAM, launch(bad, run_step, &args, sizeof args, 1));
         CHECK_RESULT(ONEHOP_ERR_STREAM, host->ops->stream_info(host, bad, &info));
@@ -335,7 +334,7 @@ static void test_many(void) {
         STREAMS = 32,
         ROUNDS = 4
     };
-    onehop_stream_t streams[STREAMS];
+    onehop_stream streams[STREAMS];
     uint64_t values[STREAMS], last_id = 0;
     for (int round = 0; round < ROUNDS; round++) {
         for (int s = 0; s < STREAMS; s++) {

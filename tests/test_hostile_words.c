@@ -1,6 +1,6 @@
-/* What a peer writes into this rank's control page is looked at before it is used: whatever words lie there,
- * a call ends with a failure that names a rank there is, or none, and never with OK. Likewise memory that is
- * smaller than a peer says. */
+/* What a peer writes into this rank's control page is looked at before it is used: whatever words
+ * lie there, a call ends with a failure that names a rank there is, or none, and never with OK.
+ * Likewise memory that is smaller than a peer says. */
 /* labels: quick */
 #include "harness.h"
 
@@ -12,9 +12,9 @@ static const onehop_algorithm algorithms[] = {ONEHOP_HOST_1SHOT, ONEHOP_HOST_2SH
                                               ONEHOP_1SHOT_PUSH, ONEHOP_2SHOT_PUSH,
                                               ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
 
-static onehop_stream_t stream; /* outlives the contexts */
+static onehop_stream stream; /* outlives the contexts */
 
-static void open_all(int world, onehop_t **contexts) {
+static void open_all(int world, onehop_context **contexts) {
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
     config.device.kind = ONEHOP_DEVICE_HOST;
     config.push_bytes = 8192;
@@ -22,16 +22,16 @@ static void open_all(int world, onehop_t **contexts) {
     CHECK_OK(onehop_create_all(&config, world, NULL, contexts));
 }
 
-static void close_all(int world, onehop_t **contexts) {
+static void close_all(int world, onehop_context **contexts) {
     for (int r = 0; r < world; r++) onehop_destroy(contexts[r]);
 }
 
-static oh_control *control_of(const onehop_t *c) {
-    return (oh_control *)((char *)c->slabs[c->rank].ptr + c->planes.control);
+static oh_control *control_of(const onehop_context *c) {
+    return (oh_control *)((char *)c->buffers[c->rank].ptr + c->regions.control);
 }
 
 /* A call of rank 0 that no peer takes part in. */
-static onehop_result call_alone(onehop_t *context, onehop_algorithm algorithm) {
+static onehop_result call_alone(onehop_context *context, onehop_algorithm algorithm) {
     static float in[COUNT], out[COUNT];
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     call.algorithm = algorithm;
@@ -40,7 +40,7 @@ static onehop_result call_alone(onehop_t *context, onehop_algorithm algorithm) {
     return onehop_synchronize(context, stream);
 }
 
-static onehop_failure expect_failure(onehop_t *context, onehop_result found) {
+static onehop_failure expect_failure(onehop_context *context, onehop_result found) {
     onehop_failure failure;
     CHECK(found != ONEHOP_OK);
     CHECK_RESULT(found, onehop_status(context, &failure));
@@ -54,10 +54,10 @@ static onehop_failure expect_failure(onehop_t *context, onehop_result found) {
 static void rows(void) {
     static const uint32_t words[] = {0x7fffffff, 0x80000000, 0xffffffff, 4, 17, 32, 33, 1u << 20};
     for (size_t w = 0; w < sizeof words / sizeof *words; w++) {
-        onehop_t *c[3];
+        onehop_context *c[3];
         open_all(3, c);
-        control_of(c[0])->rows[1] = 2ull << 32 | 3; /* waits for rank 2 */
-        control_of(c[0])->rows[2] = 2ull << 32 | words[w];
+        control_of(c[0])->waits[1] = 2ull << 32 | 3; /* waits for rank 2 */
+        control_of(c[0])->waits[2] = 2ull << 32 | words[w];
         const onehop_failure f = expect_failure(c[0], call_alone(c[0], algorithms[w % 6]));
         CHECK(f.result == ONEHOP_ERR_TIMEOUT || f.result == ONEHOP_ERR_INTERNAL);
         close_all(3, c);
@@ -71,7 +71,7 @@ static void verdicts(bool inside) {
                                      1ull << 63,          OH_VERDICT(OH_FAIL_MISMATCH, 200, 2),
                                      2ull << 32 | 2 << 8, OH_VERDICT(OH_FAIL_LOST, 3, 2)};
     for (size_t w = 0; w < sizeof words / sizeof *words; w++) {
-        onehop_t *c[3];
+        onehop_context *c[3];
         open_all(3, c);
         control_of(c[0])->verdicts[1] = words[w];
         const onehop_result found =
@@ -89,13 +89,13 @@ static void verdicts(bool inside) {
     }
 }
 
-/* The whole page but for the own words. Not signatures of the next calls with the right hash: whoever
- * knows that much has made the call. */
+/* The whole page but for the own words. Not signatures of the next calls with the right hash:
+ * whoever knows that much has made the call. */
 static void noise(int rounds) {
     uint64_t random = 21;
     for (int i = 0; i < rounds; i++) {
         const int world = 2 + i % 3;
-        onehop_t *c[4];
+        onehop_context *c[4];
         open_all(world, c);
         for (int peer = 1; peer < world; peer++) {
             oh_control *page = control_of(c[0]);
@@ -103,7 +103,7 @@ static void noise(int rounds) {
                 page->lines[p][peer].signature = random_next(&random) | 1ull << 40;
                 page->lines[p][peer].progress = random_next(&random);
             }
-            if (random_next(&random) % 2) page->rows[peer] = random_next(&random);
+            if (random_next(&random) % 2) page->waits[peer] = random_next(&random);
             if (random_next(&random) % 3 == 0) page->verdicts[peer] = random_next(&random);
             if (random_next(&random) % 3 == 0) page->left[peer] = (uint32_t)random_next(&random);
         }

@@ -1,6 +1,7 @@
-/* Property: the cache of kernels built at run time gives back what was put there to the last byte, and
- * nothing else: what is cut, changed, longer, of another key, of another user, a link or writable by others is not
- * there. It leaves no other file behind, whatever fails, and any number of processes may use it. */
+/* Property: the cache of kernels built at run time gives back what was put there to the last byte,
+ * and nothing else: what is cut, changed, longer, of another key, of another user, a link or
+ * writable by others is not there. It leaves no other file behind, whatever fails, and any number
+ * of processes may use it. */
 /* labels: quick */
 #include "harness.h"
 

@@ -1,7 +1,7 @@
-/* Property: the library's own sources, as it carries them, compile at run time for every architecture, without a
- * GPU; a caller's expression becomes part of them, or is refused on all ranks with the compiler's words and
- * the caller's line; what was compiled is found again; and the host device, which has no compiler, says so. Skipped
- * without NVRTC. */
+/* Property: the library's own sources, as it carries them, compile at run time for every
+ * architecture, without a GPU; a caller's expression becomes part of them, or is refused on all
+ * ranks with the compiler's words and the caller's line; what was compiled is found again; and the
+ * host device, which has no compiler, says so. Skipped without NVRTC. */
 /* labels: timeout=240 */
 #include "harness.h"
 #include "rank_contexts.h"
@@ -32,7 +32,8 @@ static bool contains(const oh_jit_image *image, const char *text) {
     return memmem(image->bytes, image->size, text, strlen(text)) != NULL;
 }
 
-static oh_jit_image compile(int kernel, const onehop_op_config *op, bool quick, uint32_t arch) {
+static oh_jit_image compile(int kernel, const onehop_expression_config *op, bool quick,
+                            uint32_t arch) {
     oh_program program;
     oh_jit_image image;
     CHECK_OK(oh_program_make(kernel, op, &program));
@@ -96,8 +97,8 @@ static void keys_differ(void) {
 
 /* ---- expressions ----------------------------------------------------------------------------- */
 
-static onehop_op_config scaled(const char *expression) {
-    onehop_op_config op = ONEHOP_CONFIG_INIT(onehop_op_config);
+static onehop_expression_config scaled(const char *expression) {
+    onehop_expression_config op = ONEHOP_CONFIG_INIT(onehop_expression_config);
     op.expression = expression;
     op.dtype = ONEHOP_BFLOAT16;
     op.row_length = 4096;
@@ -111,8 +112,8 @@ static onehop_op_config scaled(const char *expression) {
 
 /* In the body of each algorithm: other code than with another expression. */
 static void becomes_part(void) {
-    const onehop_op_config ops[] = {scaled("x * scale\n + bias[col]"),
-                                    scaled("x * gain[row] + (float)i")};
+    const onehop_expression_config ops[] = {scaled("x * scale\n + bias[col]"),
+                                            scaled("x * gain[row] + (float)i")};
     for (int a = ONEHOP_1SHOT_PUSH; a <= ONEHOP_2SHOT_PULL; a++) {
         const int kernel =
             oh_kernel_find(ONEHOP_DEVICE_CUDA, (onehop_algorithm)a, ONEHOP_BFLOAT16, 2);
@@ -136,14 +137,14 @@ static void texts_are_refused(void) {
                                        "x > 0 ? x : 0.1f * x\n\t + bias[(i + row) % 7]",
                                        "x * scale / 2", "(x < 3) - !(x >= 4) & 1"};
     for (size_t k = 0; k < OH_LENGTH(bad); k++) {
-        const onehop_op_config op = scaled(bad[k]);
+        const onehop_expression_config op = scaled(bad[k]);
         if (oh_expression_check(&op) != ONEHOP_ERR_ARGUMENT) FAIL("accepted: %s", bad[k]);
     }
     for (size_t k = 0; k < OH_LENGTH(good); k++) {
-        const onehop_op_config op = scaled(good[k]);
+        const onehop_expression_config op = scaled(good[k]);
         CHECK_OK(oh_expression_check(&op));
     }
-    const onehop_op_config third = scaled("x +\n\n scale)");
+    const onehop_expression_config third = scaled("x +\n\n scale)");
     CHECK_RESULT(ONEHOP_ERR_ARGUMENT, oh_expression_check(&third));
     CHECK_CONTAINS("expression(3)", onehop_last_error());
 }
@@ -153,11 +154,11 @@ static void names_are_refused(void) {
         "",     "x",   "row", "2x",   "_x",
         "oh_x", "a b", "a-b", "bias", "a123456789012345678901234567890123"};
     for (size_t k = 0; k < OH_LENGTH(bad); k++) {
-        onehop_op_config op = scaled("x");
+        onehop_expression_config op = scaled("x");
         op.scalars[3] = bad[k];
         if (oh_expression_check(&op) != ONEHOP_ERR_ARGUMENT) FAIL("accepted the name '%s'", bad[k]);
     }
-    onehop_op_config op = scaled("x");
+    onehop_expression_config op = scaled("x");
     op.array_dtypes[5] = ONEHOP_FLOAT16;
     CHECK_RESULT(ONEHOP_ERR_DTYPE, oh_expression_check(&op));
 }
@@ -165,21 +166,21 @@ static void names_are_refused(void) {
 /* ---- with ranks ------------------------------------------------------------------------------ */
 
 /* As on a GPU, up to the point where the code would be loaded. */
-static void creating(onehop_t *context, int rank, int world, void *argument) {
-    onehop_op_t *op = NULL;
-    const onehop_op_config good = scaled("x * scale + bias[col]"),
-                           bad = scaled("x * scale\n + biass[col]"), ugly = scaled("x)");
+static void creating(onehop_context *context, int rank, int world, void *argument) {
+    onehop_expression *op = NULL;
+    const onehop_expression_config good = scaled("x * scale + bias[col]"),
+                                   bad = scaled("x * scale\n + biass[col]"), ugly = scaled("x)");
     (void)argument;
     (void)world;
-    CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_op_create(context, &ugly, &op));
+    CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_expression_create(context, &ugly, &op));
     CHECK_CONTAINS("expression(1)", onehop_last_error());
-    CHECK_RESULT(ONEHOP_ERR_UNSUPPORTED, onehop_op_create(context, &good, &op));
+    CHECK_RESULT(ONEHOP_ERR_UNSUPPORTED, onehop_expression_create(context, &good, &op));
     CHECK_CONTAINS("no compiler", onehop_last_error());
-    const onehop_op_config mine = rank == 1 ? scaled("x") : scaled("-x");
-    CHECK_RESULT(ONEHOP_ERR_DISAGREEMENT, onehop_op_create(context, &mine, &op));
+    const onehop_expression_config mine = rank == 1 ? scaled("x") : scaled("-x");
+    CHECK_RESULT(ONEHOP_ERR_DISAGREEMENT, onehop_expression_create(context, &mine, &op));
     CHECK_CONTAINS("rank 1", onehop_last_error());
     if (argument) {
-        CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_op_create(context, &bad, &op));
+        CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_expression_create(context, &bad, &op));
         CHECK_CONTAINS("expression(2)", onehop_last_error());
         CHECK_CONTAINS("biass", onehop_last_error());
     }
@@ -190,7 +191,7 @@ static void creating(onehop_t *context, int rank, int world, void *argument) {
     CHECK(sum == (float)world);
 }
 
-static void preparing(onehop_t *context, int rank, int world, void *argument) {
+static void preparing(onehop_context *context, int rank, int world, void *argument) {
     onehop_prepare_config config = ONEHOP_CONFIG_INIT(onehop_prepare_config);
     (void)world;
     (void)argument;
@@ -205,7 +206,7 @@ static void preparing(onehop_t *context, int rank, int world, void *argument) {
 }
 
 /* Both ranks share the work, and later ones find it. */
-static void preparing_for(onehop_t *context, int rank, int world, void *argument) {
+static void preparing_for(onehop_context *context, int rank, int world, void *argument) {
     onehop_prepare_config config = ONEHOP_CONFIG_INIT(onehop_prepare_config);
     const char *failing = argument;
     (void)rank;
@@ -223,18 +224,18 @@ static void preparing_for(onehop_t *context, int rank, int world, void *argument
 
 static void all_in_one_thread(void) {
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    const onehop_op_config bad = scaled("x +"), good = scaled("x");
-    onehop_t *contexts[2];
-    onehop_op_t *ops[2];
+    const onehop_expression_config bad = scaled("x +"), good = scaled("x");
+    onehop_context *contexts[2];
+    onehop_expression *ops[2];
     config.device.kind = ONEHOP_DEVICE_HOST;
     CHECK_OK(onehop_create_all(&config, 2, NULL, contexts));
     CHECK_OK(onehop_prepare_all(contexts, 2, NULL));
     CHECK_RESULT(ONEHOP_ERR_STATE, onehop_prepare(contexts[0], NULL));
     CHECK_CONTAINS("onehop_prepare_all", onehop_last_error());
     CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_prepare_all(contexts, 1, NULL));
-    CHECK_RESULT(ONEHOP_ERR_UNSUPPORTED, onehop_op_create_all(contexts, 2, &good, ops));
+    CHECK_RESULT(ONEHOP_ERR_UNSUPPORTED, onehop_expression_create_all(contexts, 2, &good, ops));
     if (getenv("ONEHOP_JIT_ARCH"))
-        CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_op_create_all(contexts, 2, &bad, ops));
+        CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_expression_create_all(contexts, 2, &bad, ops));
     for (int r = 0; r < 2; r++) onehop_destroy(contexts[r]);
 }
 

@@ -18,7 +18,7 @@ static const uint32_t grids[] = {2, 3, 12, 16};
 
 /* Counters at 2^31 - 5 and 2^32 - 5; each call has another count, so that an old signature would
  * differ. */
-static void counters_wrap(int world, uint32_t first_epoch, uint32_t blocks) {
+static void counters_wrap(int world, uint32_t first_sequence, uint32_t blocks) {
     lanes_group g;
     lanes_call calls[20];
     for (int i = 0; i < 20; i++)
@@ -26,7 +26,7 @@ static void counters_wrap(int world, uint32_t first_epoch, uint32_t blocks) {
                                 blocks,     i % 2,           INPUT_REAL,
                                 i % world,  i % 2,           0};
     lanes_open(&g, world, 2, deadline_ms);
-    lanes_preset(&g, first_epoch);
+    lanes_preset(&g, first_sequence);
     lanes_run(&g, "counters about to wrap", calls, 20);
     lanes_close(&g);
 }

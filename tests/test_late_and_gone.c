@@ -6,28 +6,28 @@
 
 #include <sched.h>
 
-#define MOST 4
+#define MAX 4
 
 typedef struct scene {
-    onehop_group *groups[MOST];
-    onehop_t *contexts[MOST];
+    onehop_group *groups[MAX];
+    onehop_context *contexts[MAX];
     int late;    /* rank */
     int aborter; /* rank */
     const kit_way *way;
     int inside; /* atomic: ranks about to wait */
     double abort_at;
-    kit_sight sights[MOST];
+    kit_sight sights[MAX];
     int name;
 } scene;
 
-/* ---- late between set-up and first call ------------------------------------------------------------- */
+/* ---- late between set-up and first call ------------------------------------------------------ */
 
 static void one_is_late(int rank, int world_size, void *argument) {
     scene *s = argument;
     char name[32];
     kit_buffers *m = kit_buffers_make();
     snprintf(name, sizeof name, "late %d", s->name);
-    onehop_t *ctx = kit_open(rank, world_size, name, KIT_PATIENCE_MS);
+    onehop_context *ctx = kit_open(rank, world_size, name, KIT_PATIENCE_MS);
     if (rank == s->late) sleep_ms(2000);
     kit_good_calls(ctx, m, (unsigned)s->name, 8);
     onehop_destroy(ctx);
@@ -36,10 +36,10 @@ static void one_is_late(int rank, int world_size, void *argument) {
 
 /* All at once: the waiting costs little. */
 static void lateness(void) {
-    static scene scenes[MOST + 3];
-    pid_t pids[MOST * 4];
+    static scene scenes[MAX + 3];
+    pid_t pids[MAX * 4];
     int started = 0, n = 0;
-    for (int world_size = 2; world_size <= MOST; world_size++) {
+    for (int world_size = 2; world_size <= MAX; world_size++) {
         if (HARNESS_SANITIZED && world_size != 3) continue;
         for (int late = 0; late < world_size; late++) {
             if (world_size == 3 && !HARNESS_SANITIZED) continue;
@@ -48,14 +48,14 @@ static void lateness(void) {
             s->name = n++;
             for (int r = 0; r < world_size; r++)
                 pids[started++] = start_rank(one_is_late, r, world_size, s);
-            if (started + MOST > MOST * 4)
+            if (started + MAX > MAX * 4)
                 while (started) CHECK_INT(0, wait_rank(pids[--started]));
         }
     }
     while (started) CHECK_INT(0, wait_rank(pids[--started]));
 }
 
-/* ---- leaving ----------------------------------------------------------------------------------------- */
+/* ---- leaving --------------------------------------------------------------------------------- */
 
 static void nap(uint64_t *random) {
     uint64_t what = random_next(random) % 8;
@@ -79,7 +79,7 @@ static void leave_after_last_call(int rank, int world_size, void *argument) {
     for (unsigned round = 0; round < ROUNDS; round++) {
         /* Large messages less often: the small ones are the narrow ones. */
         const kit_way *way = &kit_ways[round % 16 == 15 ? 1 : round % 2 ? 2 : 0];
-        onehop_t *ctx = kit_open_on(s->groups[rank], KIT_PATIENCE_MS);
+        onehop_context *ctx = kit_open_on(s->groups[rank], KIT_PATIENCE_MS);
         kit_fill(m->in, way->count, rank, round);
         nap(&random);
         onehop_result result = kit_run(ctx, way, m->in, m->out, NULL);
@@ -95,7 +95,7 @@ static void leave_after_last_call(int rank, int world_size, void *argument) {
 /* A monitor asks for the state all the time: that it sees the peer gone must not break the last
  * call, which that peer has made and this one has yet to make. */
 typedef struct monitor {
-    onehop_t *context;
+    onehop_context *context;
     int stop;
 } monitor;
 
@@ -113,7 +113,7 @@ static void leave_while_watched(int rank, int world_size, void *argument) {
     kit_buffers *m = kit_buffers_make();
     for (unsigned round = 0; round < (HARNESS_SANITIZED ? 20u : 100u); round++) {
         const kit_way *way = &kit_ways[round % KIT_WAYS];
-        onehop_t *ctx = kit_open_on(s->groups[rank], KIT_PATIENCE_MS);
+        onehop_context *ctx = kit_open_on(s->groups[rank], KIT_PATIENCE_MS);
         monitor w = {ctx, 0};
         pthread_t thread;
         kit_good_calls(ctx, m, 0, round % 3);
@@ -142,7 +142,7 @@ static void leave_after_last_call_process(int rank, int world_size, void *argume
     for (unsigned round = 0; round < (HARNESS_SANITIZED ? 20u : 150u); round++) {
         const kit_way *way = &kit_ways[round % KIT_WAYS];
         snprintf(name, sizeof name, "leaving %u", round);
-        onehop_t *ctx = kit_open(rank, world_size, name, KIT_PATIENCE_MS);
+        onehop_context *ctx = kit_open(rank, world_size, name, KIT_PATIENCE_MS);
         kit_fill(m->in, way->count, rank, round);
         nap(&random);
         CHECK_OK(kit_run(ctx, way, m->in, m->out, NULL));
@@ -159,8 +159,8 @@ static void leave_early(int rank, int world_size, void *argument) {
     (void)world_size;
     kit_buffers *m = kit_buffers_make();
     snprintf(name, sizeof name, "early %d", s->name);
-    onehop_t *ctx = s->groups[0] ? kit_open_on(s->groups[rank], KIT_PATIENCE_MS)
-                                 : kit_open(rank, world_size, name, KIT_PATIENCE_MS);
+    onehop_context *ctx = s->groups[0] ? kit_open_on(s->groups[rank], KIT_PATIENCE_MS)
+                                       : kit_open(rank, world_size, name, KIT_PATIENCE_MS);
     kit_good_calls(ctx, m, 0, 5);
     if (rank != s->late) {
         double begun = seconds_now();
@@ -203,13 +203,13 @@ static void leaving(void) {
     run_ranks(3, leave_after_last_call_process, NULL);
 }
 
-/* ---- abort, deadline and status beside a waiting call --------------------------------------------------- */
+/* ---- abort, deadline and status beside a waiting call ---------------------------------------- */
 
 /* All ranks but `late` wait in a call; a thread of `aborter` ends it. */
 static void wait_and_be_aborted(int rank, int world_size, void *argument) {
     scene *s = argument;
     kit_buffers *m = kit_buffers_make();
-    onehop_t *ctx = kit_open_on(s->groups[rank], KIT_PATIENCE_MS);
+    onehop_context *ctx = kit_open_on(s->groups[rank], KIT_PATIENCE_MS);
     s->contexts[rank] = ctx;
     kit_good_calls(ctx, m, 0, 4);
     __atomic_add_fetch(&s->inside, 1, __ATOMIC_ACQ_REL);
@@ -268,7 +268,7 @@ static void wait_with_a_new_deadline(int rank, int world_size, void *argument) {
     scene *s = argument;
     (void)world_size;
     kit_buffers *m = kit_buffers_make();
-    onehop_t *ctx = kit_open_on(s->groups[rank], KIT_PATIENCE_MS);
+    onehop_context *ctx = kit_open_on(s->groups[rank], KIT_PATIENCE_MS);
     kit_good_calls(ctx, m, 0, 4);
     if (rank == 0) {
         pthread_t thread;
@@ -287,7 +287,7 @@ static void wait_with_a_new_deadline(int rank, int world_size, void *argument) {
 
 /* Another thread asks for the state while calls run. */
 typedef struct asker {
-    onehop_t *context;
+    onehop_context *context;
     int stop;
     uint64_t asked;
 } asker;
@@ -309,7 +309,7 @@ static void call_and_be_asked(int rank, int world_size, void *argument) {
     scene *s = argument;
     (void)world_size;
     kit_buffers *m = kit_buffers_make();
-    onehop_t *ctx = kit_open_on(s->groups[rank], KIT_PATIENCE_MS);
+    onehop_context *ctx = kit_open_on(s->groups[rank], KIT_PATIENCE_MS);
     pthread_t thread;
     asker a = {ctx, 0, 0};
     CHECK_INT(0, pthread_create(&thread, NULL, ask, &a));
@@ -331,13 +331,13 @@ static void beside_calls(void) {
     for (int r = 0; r < 2; r++) onehop_group_close(s.groups[r]);
 }
 
-/* ---- SIGTERM ------------------------------------------------------------------------------------------------ */
+/* ---- SIGTERM --------------------------------------------------------------------------------- */
 
 static void wait_for_ever(int rank, int world_size, void *argument) {
     scene *s = argument;
     kit_buffers *m = kit_buffers_make();
     signal(SIGTERM, SIG_DFL);
-    onehop_t *ctx = kit_open(rank, world_size, "terminated", KIT_PATIENCE_MS);
+    onehop_context *ctx = kit_open(rank, world_size, "terminated", KIT_PATIENCE_MS);
     kit_good_calls(ctx, m, 0, 2);
     __atomic_add_fetch(&s->inside, 1, __ATOMIC_ACQ_REL);
     if (rank == 1) sleep_ms(60000);

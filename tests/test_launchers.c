@@ -1,5 +1,5 @@
-/* Property: the processes that torchrun, mpirun or srun starts are the ranks of one job, and of one only; what is
- * wrong in the environment is named by its variable. */
+/* Property: the processes that torchrun, mpirun or srun starts are the ranks of one job, and of one
+ * only; what is wrong in the environment is named by its variable. */
 /* All ranks are processes, of which ThreadSanitizer sees one at a time. */
 /* labels: quick waits tsan-off */
 #include "harness.h"
@@ -35,7 +35,7 @@ static onehop_result try_open(int rank, int world_size, const char *name,
     return onehop_group_open(&config, group_out);
 }
 
-/* ---- who is what ------------------------------------------------------------------------------- */
+/* ---- who is what ----------------------------------------------------------------------------- */
 
 static const job good[] = {
     {"torchrun", {"RANK=R", "WORLD_SIZE=2", "LOCAL_RANK=R", "MASTER_ADDR=here", "MASTER_PORT=1"}},
@@ -116,7 +116,7 @@ static void wrong_environments(void) {
     }
 }
 
-/* ---- two jobs at once -------------------------------------------------------------------------- */
+/* ---- two jobs at once ------------------------------------------------------------------------ */
 
 static void set_job(int rank, int number) {
     static const job mpi = {"Open MPI", {"OMPI_COMM_WORLD_RANK=R", "OMPI_COMM_WORLD_SIZE=2"}};

@@ -4,7 +4,7 @@
 /* labels: quick waits */
 #include "fault_kit.h"
 
-#define MOST 4
+#define MAX 4
 
 typedef enum fate {
     KILLED,
@@ -18,11 +18,11 @@ typedef struct scene {
     fate fate;
     const kit_way *way;
     int victim, second; /* second: another one, -1 if none */
-    pid_t pids[MOST];
-    uint32_t calls[MOST]; /* atomic: completed by each rank */
-    int leave;            /* atomic: the victim exits now */
-    double fell_at;       /* when the victim went */
-    kit_sight sights[MOST];
+    pid_t pids[MAX];
+    uint32_t calls[MAX]; /* atomic: completed by each rank */
+    int leave;           /* atomic: the victim exits now */
+    double fell_at;      /* when the victim went */
+    kit_sight sights[MAX];
 } scene;
 
 static uint32_t timeout_of(const scene *s) {
@@ -32,7 +32,7 @@ static uint32_t timeout_of(const scene *s) {
 static void work(int rank, int world_size, void *argument) {
     scene *s = argument;
     kit_buffers *m = kit_buffers_make();
-    onehop_t *ctx = kit_open(rank, world_size, s->name, timeout_of(s));
+    onehop_context *ctx = kit_open(rank, world_size, s->name, timeout_of(s));
     onehop_result result = ONEHOP_OK;
     for (unsigned i = 0; !result; i++) {
         result = kit_call(ctx, s->way, m, i);
@@ -51,7 +51,7 @@ static void work_and_meet_again(int rank, int world_size, void *argument) {
     scene *s = argument;
     if (!s->sights[rank].seen) work(rank, world_size, s);
     kit_buffers *m = kit_buffers_make();
-    onehop_t *ctx = kit_open(rank, world_size, s->name, KIT_PATIENCE_MS);
+    onehop_context *ctx = kit_open(rank, world_size, s->name, KIT_PATIENCE_MS);
     kit_good_calls(ctx, m, 0, 6);
     onehop_destroy(ctx);
     free(m);
@@ -139,7 +139,7 @@ int main(int argc, char **argv) {
     uint64_t random =
         argc > 1 ? strtoull(argv[1], NULL, 10) : 20261129; /* other moments of death */
     watchdog(115);
-    for (int world_size = HARNESS_SANITIZED ? 3 : 2; world_size <= (HARNESS_SANITIZED ? 3 : MOST);
+    for (int world_size = HARNESS_SANITIZED ? 3 : 2; world_size <= (HARNESS_SANITIZED ? 3 : MAX);
          world_size++)
         for (int how = 0; how < FATES; how++)
             for (int way = 0; way < KIT_WAYS; way++) {
@@ -162,7 +162,7 @@ int main(int argc, char **argv) {
         s->way = &kit_ways[i % KIT_WAYS];
         s->victim = 1 + i % 3;
         s->second = (i + 1 + i / 3 % 2) % 3 == i % 3 ? 0 : 1 + (i + 1 + i / 3 % 2) % 3;
-        play(s, MOST, &random);
+        play(s, MAX, &random);
     }
     return 0;
 }

@@ -11,7 +11,7 @@
 #include "reference.h"
 #include "rank_contexts.h"
 
-#define MOST   (((size_t)1 << 20) + 3)
+#define MAX    (((size_t)1 << 20) + 3)
 #define COUNTS 1026
 #define MARGIN 64
 /* Elements of a rank's input: a window of MOST begins anywhere in the first SLACK. */
@@ -32,7 +32,7 @@ static const onehop_algorithm algorithms[] = {
 
 /* Buffers of one rank. */
 typedef struct own {
-    onehop_t *context;
+    onehop_context *context;
     int rank, world;
     guarded out;
     size_t calls, compared;
@@ -59,7 +59,7 @@ static void compare_one(own *o, onehop_dtype dtype, onehop_algorithm algorithm, 
 
 /* Each rank makes its input and a part of the sum. */
 static void make_data(own *o, onehop_dtype dtype) {
-    const size_t total = MOST + SLACK, size = reference_element_bytes(dtype);
+    const size_t total = MAX + SLACK, size = reference_element_bytes(dtype);
     const size_t share = (total + (size_t)o->world - 1) / (size_t)o->world,
                  first = share * (size_t)o->rank;
     const size_t mine = first >= total ? 0 : total - first < share ? total - first : share;
@@ -84,11 +84,11 @@ static void compare_all(own *o, onehop_dtype dtype, int a) {
         compare_one(o, dtype, algorithms[a], count, !whole && count / step % 2);
     }
     compare_one(o, dtype, algorithms[a], COUNTS - 1, true);
-    compare_one(o, dtype, algorithms[a], MOST, (o->world + (int)dtype + a) % 2);
+    compare_one(o, dtype, algorithms[a], MAX, (o->world + (int)dtype + a) % 2);
 }
 
-static void rank_main(onehop_t *context, int rank, int world, void *argument) {
-    own o = {context, rank, world, guarded_make(MOST * 4), 0, 0};
+static void rank_main(onehop_context *context, int rank, int world, void *argument) {
+    own o = {context, rank, world, guarded_make(MAX * 4), 0, 0};
     (void)argument;
     for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++) {
         make_data(&o, (onehop_dtype)d);
@@ -102,8 +102,8 @@ int main(void) {
     static const int worlds[] = {2, 3, 4, 5, 6, 7, 8, 12, 16};
     watchdog(290);
     shared = shared_memory(sizeof *shared);
-    for (int r = 0; r < ONEHOP_MAX_RANKS; r++) shared->in[r] = shared_memory((MOST + SLACK) * 4);
-    shared->sum = shared_memory((MOST + SLACK) * 4);
+    for (int r = 0; r < ONEHOP_MAX_RANKS; r++) shared->in[r] = shared_memory((MAX + SLACK) * 4);
+    shared->sum = shared_memory((MAX + SLACK) * 4);
     for (int layout = RANKS_AS_THREADS; layout <= RANKS_AS_PROCESSES; layout++) {
         const double began = seconds_now();
         shared->compared = 0;

@@ -1,6 +1,7 @@
-/* Property: of several peers that are missing when a rank's time is over, only those are named that do
- * not wait themselves; a rank that is asked waits on, until its own time is over. One rank is played
- * here and falls silent at a chosen point; whose time is over first is chosen by the timeouts. */
+/* Property: of several peers that are missing when a rank's time is over, only those are named that
+ * do not wait themselves; a rank that is asked waits on, until its own time is over. One rank is
+ * played here and falls silent at a chosen point; whose time is over first is chosen by the
+ * timeouts. */
 /* All ranks are processes, of which ThreadSanitizer sees one at a time. */
 /* labels: quick waits tsan-off timeout=60 */
 #include "mesh_player.h"
@@ -91,7 +92,8 @@ static int welcome(const oh_mesh_plan *plan, struct pollfd *listeners, int *rank
 
 /* ---- in an exchange -------------------------------------------------------------------------- */
 
-/* Rank 2 sends its frame to rank 0 and not to rank 1: so rank 0 misses both in the next exchange. */
+/* Rank 2 sends its frame to rank 0 and not to rank 1: so rank 0 misses both in the next
+ * exchange. */
 static void silent_in_exchange(int rank, int world_size, void *argument) {
     static const oh_frame frame = {.magic = OH_FRAME_MAGIC, .sequence = 1, .bytes = 1};
     const char *culprit = "rank 2 did not complete the exchange within 400 ms";

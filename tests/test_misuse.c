@@ -13,11 +13,11 @@
 static const onehop_device host = {ONEHOP_DEVICE_HOST, 0};
 static float a[4096], b[4096], c[4096];
 
-/* ---- two ranks in one thread: a context that is still good ------------------------------------- */
+/* ---- two ranks in one thread: a context that is still good ----------------------------------- */
 
 typedef struct pair {
-    onehop_t *contexts[2];
-    onehop_stream_t streams[2];
+    onehop_context *contexts[2];
+    onehop_stream streams[2];
 } pair;
 
 static void pair_open(pair *p) {
@@ -54,8 +54,8 @@ static void arguments_of_calls(void) {
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     char *bytes = (char *)a;
     pair_open(&p);
-    onehop_t *ctx = p.contexts[0];
-    onehop_stream_t s = p.streams[0];
+    onehop_context *ctx = p.contexts[0];
+    onehop_stream s = p.streams[0];
     onehop_stats before, after;
     CHECK_OK(onehop_get_stats(ctx, &before));
 
@@ -92,9 +92,8 @@ static void arguments_of_calls(void) {
     REFUSED(ONEHOP_ERR_TOO_LARGE, "at most 2^40 bytes", CALL(a, b, ((size_t)1 << 38) + 1, 1, 1));
     REFUSED(ONEHOP_ERR_TOO_LARGE, "at most 2^40 bytes", CALL(a, b, SIZE_MAX, 1, 1));
 #undef CALL
-    REFUSED(
-        ONEHOP_ERR_STREAM, "not a live stream",
-        onehop_all_reduce(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, (onehop_stream_t)(void *)a));
+    REFUSED(ONEHOP_ERR_STREAM, "not a live stream",
+            onehop_all_reduce(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, (onehop_stream)(void *)a));
     REFUSED(ONEHOP_ERR_STREAM,
             "onehop_create_all", /* would wait for ranks that this thread drives */
             onehop_all_reduce(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
@@ -157,7 +156,7 @@ static void arguments_of_calls(void) {
 
 static void null_pointers(void) {
     pair p;
-    onehop_t *none[2] = {NULL, NULL}, *context = NULL;
+    onehop_context *none[2] = {NULL, NULL}, *context = NULL;
     onehop_config config = kit_config(0);
     onehop_group_config group_config = ONEHOP_CONFIG_INIT(onehop_group_config);
     onehop_layout_config layout_config = ONEHOP_CONFIG_INIT(onehop_layout_config);
@@ -202,9 +201,9 @@ static void null_pointers(void) {
     REFUSED(ONEHOP_ERR_NULL, "config", onehop_comm_create(NULL, &comm));
     REFUSED(ONEHOP_ERR_NULL, "comm",
             onehop_comm_all_reduce(NULL, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
-    REFUSED(ONEHOP_ERR_NULL, "NULL", onehop_comm_row_take(NULL, &row));
-    REFUSED(ONEHOP_ERR_NULL, "comm", onehop_comm_row_fill(NULL, 0, NULL, NULL));
-    REFUSED(ONEHOP_ERR_NULL, "comm", onehop_comm_row_release(NULL, 0));
+    REFUSED(ONEHOP_ERR_NULL, "NULL", onehop_comm_registration_take(NULL, &row));
+    REFUSED(ONEHOP_ERR_NULL, "comm", onehop_comm_registration_fill(NULL, 0, NULL, NULL));
+    REFUSED(ONEHOP_ERR_NULL, "comm", onehop_comm_registration_release(NULL, 0));
     REFUSED(ONEHOP_ERR_NULL, "config", onehop_create(NULL, &context));
     REFUSED(ONEHOP_ERR_NULL, "context_out", onehop_create(&config, NULL));
     REFUSED(ONEHOP_ERR_NULL, "config", onehop_create_all(NULL, 2, NULL, none));
@@ -261,7 +260,7 @@ static void null_pointers(void) {
     for (int r = 0; r < 2; r++) onehop_group_close(groups[r]);
 }
 
-/* ---- places and sizes --------------------------------------------------------------------------- */
+/* ---- places and sizes ------------------------------------------------------------------------ */
 
 static void places(void) {
     static const int bad_worlds[] = {-1, 17, 1 << 30};
@@ -269,7 +268,7 @@ static void places(void) {
     onehop_config config = kit_config(0);
     onehop_group_config group_config = ONEHOP_CONFIG_INIT(onehop_group_config);
     onehop_layout_config layout_config = ONEHOP_CONFIG_INIT(onehop_layout_config);
-    onehop_t *contexts[17] = {NULL};
+    onehop_context *contexts[17] = {NULL};
     onehop_group *groups[17] = {NULL};
     onehop_layout layout;
     char found[24];
@@ -312,7 +311,7 @@ static void places(void) {
     SETTING(pull_bytes, 100, ONEHOP_ERR_ARGUMENT, "pull_bytes is 100, expected a multiple of 4096");
     SETTING(max_blocks, 1, ONEHOP_ERR_ARGUMENT, "max_blocks is 1, expected 2..1024");
     SETTING(max_blocks, 1025, ONEHOP_ERR_ARGUMENT, "max_blocks is 1025");
-    SETTING(max_rows, (1u << 20) + 1, ONEHOP_ERR_ARGUMENT, "max_rows is 1048577");
+    SETTING(max_registrations, (1u << 20) + 1, ONEHOP_ERR_ARGUMENT, "max_rows is 1048577");
     SETTING(flags, 0x80, ONEHOP_ERR_ARGUMENT, "flags 0x80");
     SETTING(max_bytes, ((size_t)128 << 20) + 1, ONEHOP_ERR_TOO_LARGE,
             "max_bytes is 134217729, expected at most 128 MiB");
@@ -366,7 +365,7 @@ static void struct_sizes(void) {
         onehop_call call;
         size_t tail[2];
     } call = {.call = {.algorithm = ONEHOP_ALGORITHM_AUTO}};
-    onehop_t *contexts[2];
+    onehop_context *contexts[2];
     onehop_group *opened;
     onehop_layout sizes;
     onehop_comm *made;
@@ -397,7 +396,7 @@ static void struct_sizes(void) {
     pair_close(&p);
 }
 
-/* ---- environment -------------------------------------------------------------------------------- */
+/* ---- environment ----------------------------------------------------------------------------- */
 
 typedef struct setting {
     const char *name, *value;
@@ -406,7 +405,7 @@ typedef struct setting {
 static void with_setting(int rank, int world_size, void *argument) {
     const setting *s = argument;
     onehop_config config = kit_config(0);
-    onehop_t *context = NULL, *all[2] = {NULL, NULL};
+    onehop_context *context = NULL, *all[2] = {NULL, NULL};
     char quoted[80];
     (void)rank, (void)world_size;
     setenv("RANK", "0", 1);
@@ -436,7 +435,7 @@ static void with_setting(int rank, int world_size, void *argument) {
 static void with_setting_of_one(int rank, int world_size, void *argument) {
     const setting *s = argument;
     onehop_config config = kit_config(20000);
-    onehop_t *context = NULL;
+    onehop_context *context = NULL;
     char quoted[80];
     const kit_name name = kit_own_name(s->name);
     config.rank = rank;

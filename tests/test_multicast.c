@@ -8,7 +8,7 @@
 #include "comm/context.h"
 #include "device/cuda/cuda_device.h"
 
-#define MOST 20011 /* elements: many chunks of a pull buffer of 8 KiB */
+#define MAX 20011 /* elements: many chunks of a pull buffer of 8 KiB */
 
 static const onehop_algorithm algorithms[] = {ONEHOP_1SHOT_PULL, ONEHOP_2SHOT_PULL};
 
@@ -19,9 +19,9 @@ static onehop_call over(onehop_algorithm algorithm) {
     return call;
 }
 
-/* ---- results ------------------------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------------------- */
 typedef struct own {
-    onehop_t *context;
+    onehop_context *context;
     int rank, world;
     guarded in, out;
     unsigned char *want;
@@ -49,10 +49,10 @@ static void one(own *o, onehop_algorithm algorithm, onehop_dtype dtype, size_t c
     o->seed++;
 }
 
-static void results(onehop_t *context, int rank, int world, void *argument) {
-    static const size_t counts[] = {1, 2, 7, 8, 33, 127, 1024, 1031, 4099, MOST};
-    own o = {context,          rank, world, guarded_make(MOST * 4), guarded_make(MOST * 4),
-             malloc(MOST * 4), 1};
+static void results(onehop_context *context, int rank, int world, void *argument) {
+    static const size_t counts[] = {1, 2, 7, 8, 33, 127, 1024, 1031, 4099, MAX};
+    own o = {context,         rank, world, guarded_make(MAX * 4), guarded_make(MAX * 4),
+             malloc(MAX * 4), 1};
     (void)argument;
     for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++)
         for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
@@ -76,15 +76,15 @@ static void matrix(void) {
     }
 }
 
-/* ---- one thread for all ranks, a captured graph ---------------------------------------------------- */
+/* ---- one thread for all ranks, a captured graph ---------------------------------------------- */
 static void replays(void) {
     enum {
         W = 3,
         COUNT = 5003
     };
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    onehop_t *contexts[W];
-    onehop_stream_t streams[W];
+    onehop_context *contexts[W];
+    onehop_stream streams[W];
     onehop_host_graph *graphs[W];
     onehop_stats stats;
     static float in[W][COUNT], out[2][W][COUNT], want[COUNT];
@@ -104,7 +104,7 @@ static void replays(void) {
     }
     CHECK_OK(onehop_capture_end_all(contexts, W));
     CHECK_OK(onehop_get_stats(contexts[0], &stats));
-    CHECK_INT(0, stats.rows_used); /* captured or not, it is staged */
+    CHECK_INT(0, stats.registrations_used); /* captured or not, it is staged */
     for (uint64_t replay = 0; replay < 4; replay++) {
         for (int r = 0; r < W; r++)
             input_fill(in[r], INPUT_REAL, replay, r, 0, COUNT, ONEHOP_FLOAT32);
@@ -122,8 +122,8 @@ static void replays(void) {
     }
 }
 
-/* ---- rows of a table ------------------------------------------------------------------------------- */
-static void by_row(onehop_t *context, int rank, int world, void *argument) {
+/* ---- rows of a table ------------------------------------------------------------------------- */
+static void by_rule(onehop_context *context, int rank, int world, void *argument) {
     const bool on = *(const bool *)argument;
     onehop_choice choice;
     float data[64], want[64];
@@ -147,14 +147,14 @@ static void rows(void) {
     for (int on = 0; on < 2; on++) {
         bool argument = on;
         setenv("ONEHOP_MULTICAST", on ? "1" : "0", 1);
-        ranks_run(RANKS_AS_PROCESSES, 2, NULL, by_row, &argument);
+        ranks_run(RANKS_AS_PROCESSES, 2, NULL, by_rule, &argument);
     }
     unsetenv("ONEHOP_TUNING");
     unlink(path);
 }
 
-/* ---- off ------------------------------------------------------------------------------------------- */
-static void refused(onehop_t *context, int rank, int world, void *argument) {
+/* ---- off ------------------------------------------------------------------------------------- */
+static void refused(onehop_context *context, int rank, int world, void *argument) {
     float data[8] = {1}, zero[8] = {0};
     (void)rank;
     for (int a = 0; a < 2; a++) {
@@ -172,7 +172,7 @@ static void refused(onehop_t *context, int rank, int world, void *argument) {
     CHECK(world > 1 && context->multicast.address == 0 && context->multicast.owner == NULL);
 }
 
-static void accepted(onehop_t *context, int rank, int world, void *argument) {
+static void accepted(onehop_context *context, int rank, int world, void *argument) {
     float data[8] = {1};
     onehop_call call = over(ONEHOP_2SHOT_PULL);
     (void)rank;
@@ -211,7 +211,8 @@ static void switches(void) {
     setenv("ONEHOP_MULTICAST", "1", 1);
 }
 
-/* Ranks of which one does not allow it, or on one of which a step fails: off on all, and no error. */
+/* Ranks of which one does not allow it, or on one of which a step fails: off on all, and no
+ * error. */
 typedef struct step {
     const char *what;
     int which;
@@ -236,8 +237,8 @@ static onehop_result no_bind(oh_device *d, const oh_mem *own_memory, oh_multicas
     (void)d, (void)own_memory, (void)m;
     return fails();
 }
-static onehop_result no_map(oh_device *d, const oh_mem *slabs, int ranks, oh_multicast *m) {
-    (void)d, (void)slabs, (void)ranks, (void)m;
+static onehop_result no_map(oh_device *d, const oh_mem *buffers, int ranks, oh_multicast *m) {
+    (void)d, (void)buffers, (void)ranks, (void)m;
     return fails();
 }
 
@@ -255,7 +256,7 @@ static void break_step(int which) {
 static void uneven(int rank, int world_size, void *argument) {
     const step *s = argument;
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    onehop_t *context;
+    onehop_context *context;
     char name[64];
     snprintf(name, sizeof name, "onehop-uneven-%ld-%d", (long)getppid(), s->which);
     config.device.kind = ONEHOP_DEVICE_HOST;
@@ -283,7 +284,7 @@ static void on_one_rank(void) {
     }
 }
 
-/* ---- the devices themselves ------------------------------------------------------------------------ */
+/* ---- the devices themselves ------------------------------------------------------------------ */
 static void refuses_all(oh_device *device, const oh_device_ops *ops, const char *why) {
     oh_multicast m = {0, NULL};
     oh_mem_handle handle = {.kind = OH_HANDLE_FD, .bytes = 4096};

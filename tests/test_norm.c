@@ -1,33 +1,33 @@
-/* onehop_all_reduce_norm on the host device: every algorithm against the reference of norm_reference.h, bit for
- * bit on all ranks, for 2 to 8 and 16 ranks, types, odd hidden sizes, row strides and alignments that differ from
- * rank to rank, in place, quantised, one piece and chunks; NaN, infinities, zeros; calls that differ between ranks;
- * bad arguments; capture and replay. */
+/* onehop_all_reduce_norm on the host device: every algorithm against the reference of
+ * norm_reference.h, bit for bit on all ranks, for 2 to 8 and 16 ranks, types, odd hidden sizes, row
+ * strides and alignments that differ from rank to rank, in place, quantised, one piece and chunks;
+ * NaN, infinities, zeros; calls that differ between ranks; bad arguments; capture and replay. */
 /* ThreadSanitizer sees the bodies in test_fused_lanes, in less time. */
 /* labels: quick timeout=120 tsan-off */
 #include "harness.h"
 #include "norm_reference.h"
 #include "rank_contexts.h"
 
-#define MOST      32768 /* elements of a message */
-#define ROOM      (4 * MOST)
-#define MOST_ROWS 200
+#define MAX      32768 /* elements of a message */
+#define ROOM     (4 * MAX)
+#define MAX_ROWS 200
 
 static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_1SHOT_PUSH,
                                               ONEHOP_2SHOT_PUSH};
 #define ALGORITHMS (int)(sizeof algorithms / sizeof *algorithms)
 
 static struct {
-    unsigned char x[ONEHOP_MAX_RANKS][4 * MOST], residual[4 * MOST], weight[4 * MOST];
-    unsigned char r[4 * MOST], y[4 * MOST];
-    uint8_t quantised[MOST];
-    float scales[MOST_ROWS];
+    unsigned char x[ONEHOP_MAX_RANKS][4 * MAX], residual[4 * MAX], weight[4 * MAX];
+    unsigned char r[4 * MAX], y[4 * MAX];
+    uint8_t quantised[MAX];
+    float scales[MAX_ROWS];
     norm_data data;
     size_t compared;
 } shared;
 
 /* Buffers of one rank. */
 typedef struct own {
-    onehop_t *context;
+    onehop_context *context;
     int rank, world;
     guarded x, residual_in, normed, residual_out, quantised, scales;
     uint64_t random;
@@ -167,10 +167,10 @@ static void make(own *o, input_kind kind, uint64_t seed, onehop_dtype dtype, siz
 static const size_t hiddens[] = {1, 5, 8, 31, 96, 129, 520, 1000, 2880, 4096, 5120, 7168, 8191};
 
 /* Every hidden size in one type, which moves with the number of ranks. */
-static void rank_main(onehop_t *context, int rank, int world, void *argument) {
+static void rank_main(onehop_context *context, int rank, int world, void *argument) {
     static const onehop_dtype dtypes[] = {ONEHOP_BFLOAT16, ONEHOP_FLOAT16, ONEHOP_FLOAT32};
     static const input_kind kinds[] = {INPUT_REAL, INPUT_MIXED, INPUT_SPECIAL};
-    const size_t most_hidden = *(const size_t *)argument;
+    const size_t max_hidden = *(const size_t *)argument;
     own o = {context,
              rank,
              world,
@@ -185,10 +185,10 @@ static void rank_main(onehop_t *context, int rank, int world, void *argument) {
     char what[120];
     for (size_t h = 0; h < sizeof hiddens / sizeof *hiddens; h++) {
         const onehop_dtype dtype = dtypes[(h + (size_t)world) % 3];
-        const size_t most = MOST * 4 / 5 / hiddens[h] - 1, hidden = hiddens[h];
-        const size_t rows = h % 4 == 3 ? 1 : 1 + random_next(&choice) % (most < 64 ? most : 64);
+        const size_t max = MAX * 4 / 5 / hiddens[h] - 1, hidden = hiddens[h];
+        const size_t rows = h % 4 == 3 ? 1 : 1 + random_next(&choice) % (max < 64 ? max : 64);
         const input_kind kind = kinds[random_next(&choice) % 3];
-        if (hidden > most_hidden) continue;
+        if (hidden > max_hidden) continue;
         snprintf(what, sizeof what, "%zu x %zu %s", rows, hidden, onehop_dtype_name(dtype));
         make(&o, kind, random_next(&choice), dtype, rows, hidden, what);
         for (int a = 0; a < ALGORITHMS; a++)
@@ -204,7 +204,7 @@ static void rank_main(onehop_t *context, int rank, int world, void *argument) {
 }
 
 /* The longest rows. */
-static void longest(onehop_t *context, int rank, int world, void *argument) {
+static void longest(onehop_context *context, int rank, int world, void *argument) {
     own o = {context,
              rank,
              world,
@@ -229,7 +229,7 @@ static void longest(onehop_t *context, int rank, int world, void *argument) {
     guarded_free(&o.scales);
 }
 
-/* ---- bad calls ---------------------------------------------------------------------------------- */
+/* ---- bad calls ------------------------------------------------------------------------------- */
 
 static onehop_norm plain(uint16_t *memory, size_t rows, size_t hidden) {
     onehop_norm n = ONEHOP_CONFIG_INIT(onehop_norm);
@@ -252,7 +252,7 @@ static onehop_norm plain(uint16_t *memory, size_t rows, size_t hidden) {
         CHECK_CONTAINS(part, onehop_last_error());                                                 \
     } while (0)
 
-static void bad_arguments(onehop_t *context, int rank, int world, void *argument) {
+static void bad_arguments(onehop_context *context, int rank, int world, void *argument) {
     static uint16_t memories[ONEHOP_MAX_RANKS][8192];
     uint16_t *memory = memories[rank];
     onehop_norm good = plain(memory, 4, 100);
@@ -308,7 +308,7 @@ static void alone(void) {
     static uint16_t memory[8192];
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
     onehop_norm n = plain(memory, 1, 8);
-    onehop_t *context;
+    onehop_context *context;
     config.world_size = 1;
     config.device.kind = ONEHOP_DEVICE_HOST;
     config.name = own_name("alone");
@@ -321,8 +321,8 @@ static void alone(void) {
 static void differ(onehop_algorithm algorithm, int thing) {
     static uint16_t memories[3][8192];
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    onehop_t *contexts[3];
-    onehop_stream_t streams[3];
+    onehop_context *contexts[3];
+    onehop_stream streams[3];
     config.device.kind = ONEHOP_DEVICE_HOST;
     config.timeout_ms = 60000;
     CHECK_OK(onehop_create_all(&config, 3, NULL, contexts));
@@ -358,8 +358,8 @@ static void differ(onehop_algorithm algorithm, int thing) {
 static void absent(onehop_algorithm algorithm) {
     static uint16_t memory[8192];
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    onehop_t *contexts[2];
-    onehop_stream_t stream;
+    onehop_context *contexts[2];
+    onehop_stream stream;
     onehop_failure failure;
     onehop_norm n = plain(memory, 4, 100);
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
@@ -377,12 +377,13 @@ static void absent(onehop_algorithm algorithm) {
     for (int r = 0; r < 2; r++) onehop_destroy(contexts[r]);
 }
 
-/* Captured on both ranks by one thread, replayed with other data; and a capture in which the ranks differ. */
+/* Captured on both ranks by one thread, replayed with other data; and a capture in which the ranks
+ * differ. */
 static void captured(void) {
     static float x[2][300], r[2][300], y[2][300], weight[100];
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    onehop_t *contexts[2];
-    onehop_stream_t streams[2];
+    onehop_context *contexts[2];
+    onehop_stream streams[2];
     onehop_host_graph *graphs[2];
     config.device.kind = ONEHOP_DEVICE_HOST;
     for (int i = 0; i < 100; i++) weight[i] = 1;

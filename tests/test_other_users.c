@@ -1,6 +1,6 @@
-/* Property: another user of the machine, who sees every socket name that is bound, takes what he can and
- * connects to the rest, neither stops a job nor slows it much, fills no log, and has none of its
- * secret. As root only: it plays other users. */
+/* Property: another user of the machine, who sees every socket name that is bound, takes what he
+ * can and connects to the rest, neither stops a job nor slows it much, fills no log, and has none
+ * of its secret. As root only: it plays other users. */
 /* All ranks are processes, of which ThreadSanitizer sees one at a time. */
 /* labels: quick waits tsan-off */
 #include "harness.h"
@@ -19,7 +19,7 @@ static void become(uid_t user) {
     CHECK_INT(0, setresuid(user, user, user));
 }
 
-/* ---- the secret -------------------------------------------------------------------------------- */
+/* ---- the secret ------------------------------------------------------------------------------ */
 
 /* The first processes of a user agree on one, however they meet. */
 static void find_secret(int rank, int world_size, void *argument) {
@@ -49,7 +49,7 @@ static void secrets(void) {
     run_ranks(1, cannot_read, &own);
 }
 
-/* ---- a hostile user ---------------------------------------------------------------------------- */
+/* ---- a hostile user -------------------------------------------------------------------------- */
 
 typedef struct attack {
     uint32_t taken, connections; /* atomic: that it does what it is here for */

@@ -1,10 +1,10 @@
 /* Communicators over memory that the program brings: from onehop_symmetric_alloc, between threads
  * and processes, and over its own shared mapping between forked ranks that never met in a
- * rendezvous. Rows of captured inputs. */
+ * rendezvous. Registrations of captured inputs. */
 /* labels: quick */
 #include "fault_kit.h"
 
-#define MOST 4
+#define MAX 4
 
 static onehop_layout_config layout_config(int world_size) {
     onehop_layout_config config = ONEHOP_CONFIG_INIT(onehop_layout_config);
@@ -12,7 +12,7 @@ static onehop_layout_config layout_config(int world_size) {
     config.world_size = world_size;
     config.push_bytes = 4096;
     config.pull_bytes = 65536;
-    config.max_rows = 5;
+    config.max_registrations = 5;
     return config;
 }
 
@@ -24,7 +24,7 @@ static void *aligned_memory(size_t bytes) {
 }
 
 /* A rank's own part, armed; the caller puts a barrier after it. */
-static onehop_comm_config prepare(int rank, int world_size, void *const *slabs) {
+static onehop_comm_config prepare(int rank, int world_size, void *const *buffers) {
     onehop_comm_config config = ONEHOP_CONFIG_INIT(onehop_comm_config);
     onehop_layout layout;
     config.device.kind = ONEHOP_DEVICE_HOST;
@@ -37,9 +37,9 @@ static onehop_comm_config prepare(int rank, int world_size, void *const *slabs) 
     CHECK_OK(onehop_layout_get(config.layout, &layout));
     config.local = aligned_memory(layout.local_bytes);
     config.host = aligned_memory(layout.host_bytes);
-    for (int r = 0; r < world_size; r++) config.symmetric[r] = slabs[r];
+    for (int r = 0; r < world_size; r++) config.symmetric[r] = buffers[r];
     CHECK_OK(
-        onehop_storage_arm(config.layout, config.device, slabs[rank], config.local, config.host));
+        onehop_storage_arm(config.layout, config.device, buffers[rank], config.local, config.host));
     return config;
 }
 
@@ -64,7 +64,7 @@ static void calls(onehop_comm *comm, int rank, int world_size, unsigned count) {
     free(m);
 }
 
-/* ---- symmetric memory ------------------------------------------------------------------------------- */
+/* ---- symmetric memory ------------------------------------------------------------------------ */
 
 static void on_group(onehop_group *group) {
     const int rank = onehop_group_rank(group), world_size = onehop_group_size(group);
@@ -73,13 +73,13 @@ static void on_group(onehop_group *group) {
     onehop_symmetric *symmetric;
     onehop_layout layout;
     onehop_comm *comm;
-    void *slabs[MOST];
+    void *buffers[MAX];
     CHECK_OK(onehop_layout_get(&config, &layout));
     CHECK_OK(onehop_symmetric_alloc(group, host, layout.symmetric_bytes, &symmetric));
     CHECK(onehop_symmetric_ptr(symmetric, -1) == NULL &&
           onehop_symmetric_ptr(symmetric, world_size) == NULL);
-    for (int r = 0; r < world_size; r++) slabs[r] = onehop_symmetric_ptr(symmetric, r);
-    onehop_comm_config c = prepare(rank, world_size, slabs);
+    for (int r = 0; r < world_size; r++) buffers[r] = onehop_symmetric_ptr(symmetric, r);
+    onehop_comm_config c = prepare(rank, world_size, buffers);
     CHECK_OK(onehop_group_barrier(group));
     CHECK_OK(onehop_comm_create(&c, &comm));
     calls(comm, rank, world_size, HARNESS_SANITIZED ? 12 : 60);
@@ -116,10 +116,10 @@ static void in_process(int rank, int world_size, void *argument) {
     onehop_group_close(group);
 }
 
-/* ---- a mapping of our own, no rendezvous --------------------------------------------------------------- */
+/* ---- a mapping of our own, no rendezvous ----------------------------------------------------- */
 
 typedef struct board {
-    char *slabs;
+    char *buffers;
     size_t stride;
     uint32_t arrived; /* atomic */
     int silent;       /* rank that never calls, -1: none */
@@ -134,10 +134,10 @@ static void meet(board *b, int world_size) {
 
 static void on_own_mapping(int rank, int world_size, void *argument) {
     board *b = argument;
-    void *slabs[MOST];
+    void *buffers[MAX];
     onehop_comm *comm;
-    for (int r = 0; r < world_size; r++) slabs[r] = b->slabs + (size_t)r * b->stride;
-    onehop_comm_config c = prepare(rank, world_size, slabs);
+    for (int r = 0; r < world_size; r++) buffers[r] = b->buffers + (size_t)r * b->stride;
+    onehop_comm_config c = prepare(rank, world_size, buffers);
     if (b->silent >= 0) c.timeout_ms = 300;
     meet(b, world_size);
     CHECK_OK(onehop_comm_create(&c, &comm));
@@ -161,22 +161,22 @@ static void on_own_mapping(int rank, int world_size, void *argument) {
 }
 
 static void own_mapping(void) {
-    for (int world_size = 2; world_size <= MOST; world_size++)
+    for (int world_size = 2; world_size <= MAX; world_size++)
         for (int silent = -1; silent < world_size; silent += world_size - 1) {
             const onehop_layout_config config = layout_config(world_size);
             onehop_layout layout;
             board *b = shared_memory(sizeof *b);
             CHECK_OK(onehop_layout_get(&config, &layout));
             b->stride = (layout.symmetric_bytes + 4095) / 4096 * 4096;
-            b->slabs = shared_memory(b->stride * (size_t)world_size);
+            b->buffers = shared_memory(b->stride * (size_t)world_size);
             b->silent = silent;
-            memset(b->slabs, 0xA5, b->stride * (size_t)world_size);
+            memset(b->buffers, 0xA5, b->stride * (size_t)world_size);
             run_ranks(world_size, on_own_mapping, b);
-            munmap(b->slabs, b->stride * (size_t)world_size);
+            munmap(b->buffers, b->stride * (size_t)world_size);
         }
 }
 
-/* ---- wrong memory, rows ---------------------------------------------------------------------------------- */
+/* ---- wrong memory, registrations ------------------------------------------------------------- */
 
 static void wrong_memory(void) {
     onehop_layout_config config = layout_config(2);
@@ -186,10 +186,10 @@ static void wrong_memory(void) {
     CHECK_OK(onehop_layout_get(&config, &layout));
     CHECK_INT(4096, layout.push_bytes);
     CHECK_INT(65536, layout.pull_bytes);
-    CHECK_INT(5, layout.max_rows);
-    char *slabs[2] = {aligned_memory(layout.symmetric_bytes),
-                      aligned_memory(layout.symmetric_bytes)};
-    onehop_comm_config good = prepare(0, 2, (void *const *)slabs), c = good;
+    CHECK_INT(5, layout.max_registrations);
+    char *buffers[2] = {aligned_memory(layout.symmetric_bytes),
+                        aligned_memory(layout.symmetric_bytes)};
+    onehop_comm_config good = prepare(0, 2, (void *const *)buffers), c = good;
 #define WRONG(change, result, part)                                                                \
     do {                                                                                           \
         c = good;                                                                                  \
@@ -202,7 +202,7 @@ static void wrong_memory(void) {
     WRONG(c.symmetric[1] = NULL, ONEHOP_ERR_NULL, "symmetric memory of rank 1 is NULL");
     WRONG(c.local = NULL, ONEHOP_ERR_NULL, "local memory of rank 0 is NULL");
     WRONG(c.host = NULL, ONEHOP_ERR_NULL, "host memory of rank 0 is NULL");
-    WRONG(c.symmetric[1] = slabs[1] + 64, ONEHOP_ERR_ALIGNMENT, "not aligned to 4096");
+    WRONG(c.symmetric[1] = buffers[1] + 64, ONEHOP_ERR_ALIGNMENT, "not aligned to 4096");
     WRONG(c.local = (char *)c.local + 8, ONEHOP_ERR_ALIGNMENT, "not aligned to 256");
     WRONG(c.host = (char *)c.host + 8, ONEHOP_ERR_ALIGNMENT, "not aligned to 256");
     WRONG(c.rank = 2, ONEHOP_ERR_RANK, "rank is 2, expected 0..1");
@@ -221,41 +221,43 @@ static void wrong_memory(void) {
     WRONG((c.device.kind = ONEHOP_DEVICE_CUDA, c.device.ordinal = 9999), ONEHOP_ERR_NO_DEVICE, " ");
     WRONG(c.device.kind = (onehop_device_kind)12, ONEHOP_ERR_ARGUMENT, "device kind is 12");
     CHECK_RESULT(ONEHOP_ERR_ALIGNMENT,
-                 onehop_storage_arm(&config, host, slabs[0] + 16, c.local, c.host));
+                 onehop_storage_arm(&config, host, buffers[0] + 16, c.local, c.host));
     CHECK_CONTAINS("4096, 256, 256", onehop_last_error());
     config.push_bytes = 12;
     CHECK_RESULT(ONEHOP_ERR_ARGUMENT,
-                 onehop_storage_arm(&config, host, slabs[0], good.local, good.host));
+                 onehop_storage_arm(&config, host, buffers[0], good.local, good.host));
 
-    uint32_t row = 77, first;
-    void *in[2] = {slabs[0], slabs[1]};
+    uint32_t registration = 77, first;
+    void *in[2] = {buffers[0], buffers[1]};
     CHECK_OK(onehop_comm_create(&good, &comm));
-    for (uint32_t i = 0; i < layout.max_rows; i++) {
-        CHECK_OK(onehop_comm_row_take(comm, &row));
-        CHECK_INT(i, row);
+    for (uint32_t i = 0; i < layout.max_registrations; i++) {
+        CHECK_OK(onehop_comm_registration_take(comm, &registration));
+        CHECK_INT(i, registration);
     }
-    CHECK_RESULT(ONEHOP_ERR_TOO_LARGE, onehop_comm_row_take(comm, &row));
-    CHECK_CONTAINS("all 5 rows", onehop_last_error());
-    CHECK_OK(onehop_comm_row_fill(comm, 2, (const void *const *)in, in));
-    void *part[2] = {slabs[0], NULL};
-    CHECK_RESULT(ONEHOP_ERR_NULL, onehop_comm_row_fill(comm, 2, (const void *const *)part, in));
+    CHECK_RESULT(ONEHOP_ERR_TOO_LARGE, onehop_comm_registration_take(comm, &registration));
+    CHECK_CONTAINS("all 5 registrations", onehop_last_error());
+    CHECK_OK(onehop_comm_registration_fill(comm, 2, (const void *const *)in, in));
+    void *part[2] = {buffers[0], NULL};
+    CHECK_RESULT(ONEHOP_ERR_NULL,
+                 onehop_comm_registration_fill(comm, 2, (const void *const *)part, in));
     CHECK_CONTAINS("in of rank 1 is NULL", onehop_last_error());
-    CHECK_RESULT(ONEHOP_ERR_NULL, onehop_comm_row_fill(comm, 2, (const void *const *)in, part));
-    CHECK_OK(onehop_comm_row_fill(comm, 3, (const void *const *)in, NULL));
-    CHECK_OK(onehop_comm_row_fill(comm, 4, NULL, NULL));
-    CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_comm_row_fill(comm, 5, NULL, NULL));
-    CHECK_CONTAINS("row 5 is not taken", onehop_last_error());
-    CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_comm_row_release(comm, UINT32_MAX));
-    CHECK_OK(onehop_comm_row_release(comm, 2));
-    CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_comm_row_release(comm, 2));
-    CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_comm_row_fill(comm, 2, NULL, NULL));
-    CHECK_OK(onehop_comm_row_take(comm, &first));
+    CHECK_RESULT(ONEHOP_ERR_NULL,
+                 onehop_comm_registration_fill(comm, 2, (const void *const *)in, part));
+    CHECK_OK(onehop_comm_registration_fill(comm, 3, (const void *const *)in, NULL));
+    CHECK_OK(onehop_comm_registration_fill(comm, 4, NULL, NULL));
+    CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_comm_registration_fill(comm, 5, NULL, NULL));
+    CHECK_CONTAINS("registration 5 is not taken", onehop_last_error());
+    CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_comm_registration_release(comm, UINT32_MAX));
+    CHECK_OK(onehop_comm_registration_release(comm, 2));
+    CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_comm_registration_release(comm, 2));
+    CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_comm_registration_fill(comm, 2, NULL, NULL));
+    CHECK_OK(onehop_comm_registration_take(comm, &first));
     CHECK_INT(2, first);
-    CHECK_RESULT(ONEHOP_ERR_NULL, onehop_comm_row_take(comm, NULL));
-    CHECK_RESULT(ONEHOP_ERR_NULL, onehop_comm_all_reduce(comm, NULL, slabs[0], 4, ONEHOP_FLOAT32,
+    CHECK_RESULT(ONEHOP_ERR_NULL, onehop_comm_registration_take(comm, NULL));
+    CHECK_RESULT(ONEHOP_ERR_NULL, onehop_comm_all_reduce(comm, NULL, buffers[0], 4, ONEHOP_FLOAT32,
                                                          ONEHOP_SUM, NULL, NULL));
     release(comm, &good);
-    for (int r = 0; r < 2; r++) free(slabs[r]);
+    for (int r = 0; r < 2; r++) free(buffers[r]);
 }
 
 /* Every default is what the header says. */
@@ -265,16 +267,16 @@ static void defaults(void) {
             onehop_layout_config config = ONEHOP_CONFIG_INIT(onehop_layout_config);
             onehop_layout layout;
             const size_t mib = (size_t)1 << 20, total = (kind == ONEHOP_DEVICE_CUDA ? 64 : 4) * mib;
-            const size_t most = (kind == ONEHOP_DEVICE_CUDA ? 16 : 1) * mib,
+            const size_t max = (kind == ONEHOP_DEVICE_CUDA ? 16 : 1) * mib,
                          pull = (kind == ONEHOP_DEVICE_CUDA ? 32 : 1) * mib,
                          share = total / (2 * (size_t)world_size);
             config.device_kind = (onehop_device_kind)kind;
             config.world_size = world_size;
             CHECK_OK(onehop_layout_get(&config, &layout));
-            CHECK_INT((share < most ? share : most) / 4096 * 4096, layout.push_bytes);
+            CHECK_INT((share < max ? share : max) / 4096 * 4096, layout.push_bytes);
             CHECK_INT(pull, layout.pull_bytes);
             CHECK_INT(kind == ONEHOP_DEVICE_CUDA ? 64 : 16, layout.max_blocks);
-            CHECK_INT(kind == ONEHOP_DEVICE_CUDA ? 4096 : 256, layout.max_rows);
+            CHECK_INT(kind == ONEHOP_DEVICE_CUDA ? 4096 : 256, layout.max_registrations);
             CHECK(layout.symmetric_bytes >=
                   2 * (size_t)world_size * layout.push_bytes + 2 * layout.pull_bytes);
             CHECK_INT(0, layout.symmetric_bytes % 4096 + layout.local_bytes % 256 +
@@ -287,8 +289,8 @@ static void alone(void) {
     onehop_layout_config plan = layout_config(1);
     onehop_layout layout;
     CHECK_OK(onehop_layout_get(&plan, &layout));
-    void *slabs[1] = {aligned_memory(layout.symmetric_bytes)};
-    onehop_comm_config config = prepare(0, 1, slabs);
+    void *buffers[1] = {aligned_memory(layout.symmetric_bytes)};
+    onehop_comm_config config = prepare(0, 1, buffers);
     onehop_comm *comm = NULL;
     float in[5] = {1, -2, 3, -0.0f, 5}, out[5] = {9, 9, 9, 9, 9};
     CHECK_OK(onehop_comm_create(&config, &comm));
@@ -297,15 +299,15 @@ static void alone(void) {
     CHECK_OK(onehop_comm_all_reduce(comm, out, out, 5, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
     CHECK(memcmp(in, out, sizeof in) == 0);
     release(comm, &config);
-    free(slabs[0]);
+    free(buffers[0]);
 }
 
 int main(void) {
-    onehop_group *groups[MOST];
+    onehop_group *groups[MAX];
     watchdog(110);
     defaults();
     wrong_memory();
-    for (int world_size = 2; world_size <= MOST; world_size += 2) {
+    for (int world_size = 2; world_size <= MAX; world_size += 2) {
         CHECK_OK(onehop_group_open_local(world_size, groups));
         run_threads(world_size, in_thread, groups);
         for (int r = 0; r < world_size; r++) onehop_group_close(groups[r]);

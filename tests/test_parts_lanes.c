@@ -1,7 +1,8 @@
 /* Reduce-scatter and all-gather with one to three lanes per rank under adverse scheduling
- * (support/lanes.h): each body alone and all in turn, with all-reduces among them, many chunks with one lane
- * held back, any grid after any grid, counters about to wrap and past 2^31 with flags never written, calls
- * on which ranks disagree. Also the program that tests/mutants builds from altered sources.
+ * (support/lanes.h): each body alone and all in turn, with all-reduces among them, many chunks with
+ * one lane held back, any grid after any grid, counters about to wrap and past 2^31 with flags
+ * never written, calls on which ranks disagree. Also the program that tests/mutants builds from
+ * altered sources.
  *
  * test_parts_lanes [deadline in ms [calls in percent]] */
 /* labels: quick timeout=240 */
@@ -19,7 +20,7 @@ static size_t scaled(size_t calls) {
 static const uint32_t grids[] = {2, 3, 5, 12, 16};
 enum {
     SCATTER = 1 << LANES_SCATTER,
-    FLAGS = 1 << LANES_GATHER_FLAGS,
+    FLAGS = 1 << LANES_GATHER_LL,
     PUSH = 1 << LANES_GATHER_PUSH,
     HOST = 1 << LANES_HOST_SCATTER | 1 << LANES_HOST_GATHER,
     REDUCE = 1 << LANES_PUSH | 1 << LANES_HOST_1SHOT | 1 << LANES_HOST_2SHOT,
@@ -27,7 +28,7 @@ enum {
 };
 
 /* A call of an algorithm, of at most `most` bytes a part. Gathers take every count of bytes. */
-static lanes_call call_of(lanes_algorithm a, uint64_t *random, size_t most, size_t index, int world,
+static lanes_call call_of(lanes_algorithm a, uint64_t *random, size_t max, size_t index, int world,
                           int lanes) {
     const bool gather = a != LANES_PUSH && lanes_is_gather(a);
     const onehop_dtype dtype = gather                    ? 0
@@ -35,7 +36,7 @@ static lanes_call call_of(lanes_algorithm a, uint64_t *random, size_t most, size
                                                          : ONEHOP_FLOAT32;
     const size_t size = gather ? 1 : reference_element_bytes(dtype);
     const size_t limit =
-        a == LANES_GATHER_FLAGS && most > LANES_FLAG_BYTES / 2 ? LANES_FLAG_BYTES / 2 : most;
+        a == LANES_GATHER_LL && max > LANES_LL_BYTES / 2 ? LANES_LL_BYTES / 2 : max;
     size_t count = 1 + random_next(random) % (limit / size);
     /* Aligned parts go another way. */
     if (random_next(random) % 2) count = oh_round_up(count, 16 / size);
@@ -51,8 +52,8 @@ static lanes_call call_of(lanes_algorithm a, uint64_t *random, size_t most, size
                         0};
 }
 
-static void mixed(const char *what, int world, int lanes, unsigned algorithms, size_t most,
-                  uint32_t first_epoch, size_t count) {
+static void mixed(const char *what, int world, int lanes, unsigned algorithms, size_t max,
+                  uint32_t first_sequence, size_t count) {
     lanes_group g;
     lanes_call *calls = calloc(count, sizeof *calls);
     uint64_t random = algorithms * 64u + (unsigned)(world * 4 + lanes);
@@ -60,11 +61,11 @@ static void mixed(const char *what, int world, int lanes, unsigned algorithms, s
         lanes_algorithm a;
         do a = (lanes_algorithm)(random_next(&random) % (LANES_HOST_GATHER + 1));
         while (!(algorithms >> a & 1u));
-        calls[i] = call_of(a, &random, most, i, world, lanes);
+        calls[i] = call_of(a, &random, max, i, world, lanes);
     }
     lanes_open(&g, world, lanes, deadline_ms);
     g.long_us = 400;
-    if (first_epoch) lanes_preset(&g, first_epoch);
+    if (first_sequence) lanes_preset(&g, first_sequence);
     lanes_run(&g, what, calls, count);
     lanes_close(&g);
     free(calls);
@@ -84,7 +85,7 @@ static void ranks_disagree(int world, lanes_algorithm algorithm, size_t count) {
 
 /* Each body alone, so that what is wrong with one is not hidden by the others' slowness. */
 static void each(int world, int lanes, size_t calls) {
-    mixed("gather_flags", world, lanes, FLAGS, 1024, 0, calls);
+    mixed("gather_ll", world, lanes, FLAGS, 1024, 0, calls);
     mixed("gather_push", world, lanes, PUSH, 9000, 0, calls);
     mixed("scatter_push", world, lanes, SCATTER, 9000, 0, calls);
     mixed("host_scatter and host_gather", world, 1, HOST, 9000, 0, calls);
@@ -100,7 +101,7 @@ int main(int argc, char **argv) {
         mixed("counters about to wrap", world, 2, ALL, 3000, 0x7ffffffbu, 20);
         mixed("counters about to wrap", world, 2, ALL, 3000, 0xfffffffbu, 20);
     }
-    ranks_disagree(2, LANES_GATHER_FLAGS, 100);
+    ranks_disagree(2, LANES_GATHER_LL, 100);
     ranks_disagree(3, LANES_GATHER_PUSH, 9000);
     ranks_disagree(3, LANES_SCATTER, 4000);
     ranks_disagree(3, LANES_HOST_SCATTER, 9000);

@@ -1,5 +1,5 @@
-/* A pause of the whole job counts toward no deadline: all ranks are stopped for longer than that, in the
- * middle of each kind of wait, and go on. A rank that stays away still runs into it. */
+/* A pause of the whole job counts toward no deadline: all ranks are stopped for longer than that,
+ * in the middle of each kind of wait, and go on. A rank that stays away still runs into it. */
 /* labels: waits */
 #include "harness.h"
 
@@ -52,7 +52,7 @@ static void exchange_rank(int rank, int world_size, void *unused) {
 static void call_rank(int rank, int world_size, void *argument) {
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
-    onehop_t *context;
+    onehop_context *context;
     float data[COUNT];
     for (int i = 0; i < COUNT; i++) data[i] = 1;
     config.rank = rank, config.world_size = world_size, config.name = name;
@@ -117,7 +117,7 @@ static void busy_machine(void) {
         const uint64_t now = 1000 + i * 200000000ull;
         counted += 200000000ull - oh_wait_pause_ns(&looked, now);
     }
-    CHECK(counted == 100 * OH_MOST_LOOK_NS);
+    CHECK(counted == 100 * OH_MAX_LOOK_NS);
 }
 
 int main(void) {

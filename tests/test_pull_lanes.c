@@ -1,7 +1,8 @@
 /* 1shot_pull, 2shot_pull and 2shot_push with two and three lanes per rank under adverse scheduling
  * (support/lanes.h): counters about to wrap and past 2^31 with signals never written, many chunks
  * with one lane held back, any grid after any grid, all algorithms in turn on one communicator, a
- * call on which ranks disagree; rows of captured inputs, by whose addresses some calls go; multicast, emulated. Also the program that tests/mutants builds from altered sources.
+ * call on which ranks disagree; registrations of captured inputs, by whose addresses some calls go;
+ * multicast, emulated. Also the program that tests/mutants builds from altered sources.
  *
  * test_pull_lanes [deadline in ms [calls in percent]] */
 /* labels: quick timeout=240 */
@@ -10,7 +11,7 @@
 #include "lanes.h"
 
 static unsigned deadline_ms = 60000, percent = 100;
-static bool rows; /* of the groups to come */
+static bool registrations; /* of the groups to come */
 
 static size_t scaled(size_t calls) {
     const size_t n = calls * percent / 100 / (HARNESS_SANITIZED ? 4 : 1);
@@ -36,8 +37,8 @@ enum {
 };
 
 /* Calls of any of `algorithms`, of at most `most` elements, one lane of one rank held back. */
-static void mixed(const char *what, int world, int lanes, unsigned algorithms, size_t most,
-                  uint32_t first_epoch, size_t count) {
+static void mixed(const char *what, int world, int lanes, unsigned algorithms, size_t max,
+                  uint32_t first_sequence, size_t count) {
     lanes_group g;
     lanes_call *calls = calloc(count, sizeof *calls);
     uint64_t random = algorithms * 64u + (unsigned)(world * 4 + lanes);
@@ -49,7 +50,7 @@ static void mixed(const char *what, int world, int lanes, unsigned algorithms, s
         calls[i] = (lanes_call){a,
                                 dtypes[random_next(&random) % (a == LANES_PUSH ? 2 : 3)],
                                 (a == LANES_PUSH_2SHOT ? (size_t)world * 8 : 1) +
-                                    random_next(&random) % most,
+                                    random_next(&random) % max,
                                 grids[random_next(&random) % 5],
                                 i % 3 == 0,
                                 i % 4 ? INPUT_REAL : INPUT_MIXED,
@@ -58,15 +59,15 @@ static void mixed(const char *what, int world, int lanes, unsigned algorithms, s
                                 0};
     }
     lanes_open(&g, world, lanes, deadline_ms);
-    g.rows = rows;
-    if (first_epoch) lanes_preset(&g, first_epoch);
+    g.registrations = registrations;
+    if (first_sequence) lanes_preset(&g, first_sequence);
     lanes_run(&g, what, calls, count);
     lanes_close(&g);
     free(calls);
 }
 
-/* Many chunks (of 2shot_push: 2 KiB a rank, one to eight of them), the last one short, the next call at
- * once. */
+/* Many chunks (of 2shot_push: 2 KiB a rank, one to eight of them), the last one short, the next
+ * call at once. */
 static void chunk_after_chunk(int world, int lanes, lanes_algorithm algorithm) {
     lanes_group g;
     const size_t count = scaled(48);
@@ -103,15 +104,15 @@ static void ranks_disagree(int world, lanes_algorithm algorithm, size_t elements
     lanes_close(&g);
 }
 
-/* The last call's row is a stale one on one rank. */
-static void row_of_another_call(int world, lanes_algorithm algorithm) {
+/* The last call's registration is a stale one on one rank. */
+static void registration_of_another_call(int world, lanes_algorithm algorithm) {
     lanes_group g;
     lanes_call calls[3];
     for (int i = 0; i < 3; i++)
         calls[i] = (lanes_call){algorithm, ONEHOP_BFLOAT16, 900, 3, false, INPUT_REAL, -1, -1, 0};
     lanes_open(&g, world, 2, deadline_ms);
-    g.rows = g.expect_row = true;
-    lanes_run(&g, "a stale row", calls, 3);
+    g.registrations = g.expect_registration = true;
+    lanes_run(&g, "a stale registration", calls, 3);
     lanes_close(&g);
 }
 
@@ -128,17 +129,18 @@ int main(int argc, char **argv) {
         mixed("multicast, counters about to wrap", world, 2, CASTS, 9000, 0xfffffffbu, 12);
     }
     mixed("bodies for any number of ranks", 5, 2, ONE | TWO | PUSH_TWO, 6000, 0, scaled(60));
-    rows = true;
+    registrations = true;
     for (int world = 2; world <= 4; world++) {
-        mixed("1shot_pull with rows", world, 2, ONE, 700, 0, scaled(60));
-        mixed("2shot_pull with rows", world, 2, TWO, 700, 0, scaled(60));
-        mixed("all with rows", world, 3, ALL, 6000, 0, scaled(40));
+        mixed("1shot_pull with registrations", world, 2, ONE, 700, 0, scaled(60));
+        mixed("2shot_pull with registrations", world, 2, TWO, 700, 0, scaled(60));
+        mixed("all with registrations", world, 3, ALL, 6000, 0, scaled(40));
     }
-    mixed("all with rows", 7, 2, ALL, 3000, 0xfffffffbu, scaled(24));
-    mixed("any number of ranks, with rows", 5, 2, ONE | TWO, 3000, 0x80000005u, scaled(40));
-    rows = false;
-    row_of_another_call(2, LANES_PULL_1SHOT);
-    row_of_another_call(3, LANES_PULL_2SHOT);
+    mixed("all with registrations", 7, 2, ALL, 3000, 0xfffffffbu, scaled(24));
+    mixed("any number of ranks, with registrations", 5, 2, ONE | TWO, 3000, 0x80000005u,
+          scaled(40));
+    registrations = false;
+    registration_of_another_call(2, LANES_PULL_1SHOT);
+    registration_of_another_call(3, LANES_PULL_2SHOT);
     for (int world = 2; world <= 4; world++) {
         mixed("1shot_pull, any grid after any grid", world, 2, ONE, 1500, 0, scaled(120));
         mixed("2shot_pull, any grid after any grid", world, 2, TWO, 1500, 0, scaled(120));

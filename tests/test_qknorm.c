@@ -1,14 +1,14 @@
-/* onehop_tp_qknorm on the host device: against float64 within one rounding, for 2 to 8 and 16 ranks, types, widths
- * that divide nothing, q and k in one buffer, 1 to 8192 tokens, one piece and chunks; the same bits for every grid and
- * slot, and on all ranks where they have equal rows; NaN, infinities, zeros; calls that differ between ranks; bad
- * arguments. */
+/* onehop_tp_qknorm on the host device: against float64 within one rounding, for 2 to 8 and 16
+ * ranks, types, widths that divide nothing, q and k in one buffer, 1 to 8192 tokens, one piece and
+ * chunks; the same bits for every grid and slot, and on all ranks where they have equal rows; NaN,
+ * infinities, zeros; calls that differ between ranks; bad arguments. */
 /* ThreadSanitizer sees the bodies in test_fused_lanes, in less time. */
 /* labels: quick timeout=120 tsan-off */
 #include "harness.h"
 #include "norm_reference.h"
 #include "rank_contexts.h"
 
-#define MOST 400000 /* elements of a rank */
+#define MAX 400000 /* elements of a rank */
 
 typedef struct data {
     onehop_dtype dtype;
@@ -24,7 +24,7 @@ static data *shared;
 static size_t compared;
 
 typedef struct own {
-    onehop_t *context;
+    onehop_context *context;
     int rank, world;
     guarded memory;
     uint64_t random;
@@ -134,7 +134,7 @@ static void one_shape(own *o, onehop_dtype dtype, size_t tokens, size_t q_width,
                  bytes = tokens * width * size;
     unsigned char *again = malloc(bytes);
     ranks_barrier(o->context);
-    if (tokens * (width + 8) > MOST) FAIL("%zu x %zu is too large for the test", tokens, width);
+    if (tokens * (width + 8) > MAX) FAIL("%zu x %zu is too large for the test", tokens, width);
     if (o->rank == 0) {
         d->dtype = dtype;
         d->tokens = tokens;
@@ -163,9 +163,9 @@ static void one_shape(own *o, onehop_dtype dtype, size_t tokens, size_t q_width,
     free(again);
 }
 
-static void shapes(onehop_t *context, int rank, int world, void *argument) {
+static void shapes(onehop_context *context, int rank, int world, void *argument) {
     static const onehop_dtype dtypes[] = {ONEHOP_BFLOAT16, ONEHOP_FLOAT16, ONEHOP_FLOAT32};
-    own o = {context, rank, world, guarded_make(4 * MOST), (uint64_t)rank + 1};
+    own o = {context, rank, world, guarded_make(4 * MAX), (uint64_t)rank + 1};
     const onehop_dtype moved = dtypes[world % 3];
     (void)argument;
     one_shape(&o, ONEHOP_BFLOAT16, 1, 6144 / (size_t)world, 1024 / (size_t)world, INPUT_REAL,
@@ -183,8 +183,8 @@ static void shapes(onehop_t *context, int rank, int world, void *argument) {
 }
 
 /* Slots of 512 tokens: chunks. */
-static void chunks(onehop_t *context, int rank, int world, void *argument) {
-    own o = {context, rank, world, guarded_make(4 * MOST), (uint64_t)rank + 1};
+static void chunks(onehop_context *context, int rank, int world, void *argument) {
+    own o = {context, rank, world, guarded_make(4 * MAX), (uint64_t)rank + 1};
     (void)argument;
     for (size_t t = 511; t < 514; t++)
         one_shape(&o, ONEHOP_BFLOAT16, t, 9, 24, INPUT_REAL, t == 512);
@@ -193,7 +193,7 @@ static void chunks(onehop_t *context, int rank, int world, void *argument) {
     guarded_free(&o.memory);
 }
 
-/* ---- bad calls ---------------------------------------------------------------------------------- */
+/* ---- bad calls ------------------------------------------------------------------------------- */
 
 static onehop_qknorm plain(uint16_t *memory) {
     onehop_qknorm n = ONEHOP_CONFIG_INIT(onehop_qknorm);
@@ -217,7 +217,7 @@ static onehop_qknorm plain(uint16_t *memory) {
         CHECK_CONTAINS(part, onehop_last_error());                                                 \
     } while (0)
 
-static void bad_arguments(onehop_t *context, int rank, int world, void *argument) {
+static void bad_arguments(onehop_context *context, int rank, int world, void *argument) {
     static uint16_t memories[ONEHOP_MAX_RANKS][8192];
     uint16_t *memory = memories[rank];
     onehop_qknorm good = plain(memory);
@@ -265,8 +265,8 @@ static void bad_arguments(onehop_t *context, int rank, int world, void *argument
 static void differ(int thing) {
     static uint16_t memories[3][8192];
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    onehop_t *contexts[3];
-    onehop_stream_t streams[3];
+    onehop_context *contexts[3];
+    onehop_stream streams[3];
     config.device.kind = ONEHOP_DEVICE_HOST;
     config.timeout_ms = 60000;
     CHECK_OK(onehop_create_all(&config, 3, NULL, contexts));
@@ -295,8 +295,8 @@ static void differ(int thing) {
 static void absent(void) {
     static uint16_t memory[8192];
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    onehop_t *contexts[2];
-    onehop_stream_t stream;
+    onehop_context *contexts[2];
+    onehop_stream stream;
     onehop_failure failure;
     onehop_qknorm n = plain(memory);
     config.device.kind = ONEHOP_DEVICE_HOST;
@@ -319,8 +319,8 @@ int main(void) {
     small.push_bytes = small.pull_bytes = 4096;
     shared = calloc(1, sizeof *shared);
     for (int r = 0; r < ONEHOP_MAX_RANKS; r++) {
-        shared->in[r] = malloc(4 * MOST);
-        shared->out[r] = malloc(4 * MOST);
+        shared->in[r] = malloc(4 * MAX);
+        shared->out[r] = malloc(4 * MAX);
     }
     shared->q_squares = malloc(8192 * sizeof(double));
     shared->k_squares = malloc(8192 * sizeof(double));

@@ -1,10 +1,11 @@
 /* Calls that wait in a queue: on host streams, captured and replayed, many before one
  * synchronisation.
  *
- * A replay must not freeze the epoch, nor the data: a captured call is launched a thousand times
- * with new input, with eager calls in between. Buffers are taken away right after a call while some
- * rank is slow. Twenty graphs captured at different times are replayed in any order, on either of two
- * streams. And 64 queued calls of 8 MiB, whose payload tells rank and number, must not mix. */
+ * A replay must not freeze the sequence number, nor the data: a captured call is launched a
+ * thousand times with new input, with eager calls in between. Buffers are taken away right after a
+ * call while some rank is slow. Twenty graphs captured at different times are replayed in any
+ * order, on either of two streams. And 64 queued calls of 8 MiB, whose payload tells rank and
+ * number, must not mix. */
 /* labels: timeout=240 */
 #include "harness.h"
 #include "rank_contexts.h"
@@ -22,8 +23,9 @@ typedef struct captured {
     size_t count;
 } captured;
 
-/* A call in a graph of its own, over memory that processes can share: pull calls read it as it lies. */
-static void capture(onehop_t *context, onehop_stream_t stream, captured *c,
+/* A call in a graph of its own, over memory that processes can share: pull calls read it as it
+ * lies. */
+static void capture(onehop_context *context, onehop_stream stream, captured *c,
                     onehop_algorithm algorithm, size_t count) {
     const onehop_device device = {ONEHOP_DEVICE_HOST, 0};
     c->count = count;
@@ -42,17 +44,17 @@ static void drop(captured *c) {
 }
 
 /* All calls over source graph of the captures so far read the ranks' memory. */
-static void expect_direct(const onehop_t *context, uint64_t calls) {
+static void expect_direct(const onehop_context *context, uint64_t calls) {
     onehop_stats stats;
     CHECK_OK(onehop_get_stats(context, &stats));
-    CHECK_INT(calls, stats.rows_direct);
-    CHECK_INT(0, stats.rows_staged);
+    CHECK_INT(calls, stats.registrations_direct);
+    CHECK_INT(0, stats.registrations_staged);
 }
 
-/* Input and output become something else at once after each call, eager or replayed; nobody waits for
- * a peer, of which one is late. */
-static void taken_away(onehop_t *context, int rank, int world, captured *c,
-                       onehop_stream_t stream) {
+/* Input and output become something else at once after each call, eager or replayed; nobody waits
+ * for a peer, of which one is late. */
+static void taken_away(onehop_context *context, int rank, int world, captured *c,
+                       onehop_stream stream) {
     uint64_t random = 2;
     uint16_t *sum = calloc(20000, 2);
     CHECK(sum != NULL);
@@ -79,10 +81,10 @@ static void taken_away(onehop_t *context, int rank, int world, captured *c,
     free(sum);
 }
 
-static void replays(onehop_t *context, int rank, int world, void *argument) {
+static void replays(onehop_context *context, int rank, int world, void *argument) {
     static const size_t counts[] = {777, 1500, 20000, 1000, 1100, 1200, 1300};
     const int times = HARNESS_SANITIZED ? 120 : 1000;
-    onehop_stream_t stream;
+    onehop_stream stream;
     captured c[ALGORITHMS];
     uint16_t *sum = calloc(20000, 2), *eager = calloc(2 * 600, 2);
     (void)argument;
@@ -122,8 +124,8 @@ static void replays(onehop_t *context, int rank, int world, void *argument) {
 /* ---- many graphs ----------------------------------------------------------------------------- */
 #define GRAPHS 20
 
-static void replay_one(onehop_t *context, int rank, int world, const captured *c, uint64_t seed,
-                       onehop_stream_t stream) {
+static void replay_one(onehop_context *context, int rank, int world, const captured *c,
+                       uint64_t seed, onehop_stream stream) {
     uint16_t sum[2048];
     input_fill(c->in, INPUT_REAL, seed, rank, 0, c->count, ONEHOP_BFLOAT16);
     memset(c->out, 0xA5, 2 * c->count);
@@ -135,9 +137,9 @@ static void replay_one(onehop_t *context, int rank, int world, const captured *c
 
 /* Each captured after replays of those before; then in any order, each rank on a stream of its own
  * choice. */
-static void shuffled(onehop_t *context, int rank, int world, void *argument) {
+static void shuffled(onehop_context *context, int rank, int world, void *argument) {
     captured c[GRAPHS];
-    onehop_stream_t streams[2];
+    onehop_stream streams[2];
     uint64_t random = 25, own = (uint64_t)rank;
     (void)argument;
     for (int i = 0; i < 2; i++) CHECK_OK(onehop_host_stream_create(&streams[i]));
@@ -180,9 +182,9 @@ static float payload_sum(int world, size_t j) {
 
 /* Outputs overlap: of each call the first STRIDE elements stay, of the last one all. Whatever a
  * call mixes in from another one shows there, or in the calls that follow in place. */
-static void long_queue(onehop_t *context, int rank, int world, void *argument) {
+static void long_queue(onehop_context *context, int rank, int world, void *argument) {
     const size_t in_count = COUNT + CALLS * PATTERN, out_count = COUNT + CALLS * STRIDE;
-    onehop_stream_t stream;
+    onehop_stream stream;
     float *in = malloc(in_count * 4), *out = malloc(out_count * 4);
     (void)argument;
     if (!in || !out) FAIL("no memory");

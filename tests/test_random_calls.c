@@ -1,13 +1,14 @@
-/* Properties: a long random sequence of calls is right, bit for bit, whatever follows whatever: sizes, types,
- * algorithms, grids, places, eager calls and replays of graphs, ranks held back now and then. And the bytes
- * of a row do not depend on how many rows are reduced with it, across every switch of algorithm. */
+/* Properties: a long random sequence of calls is right, bit for bit, whatever follows whatever:
+ * sizes, types, algorithms, grids, places, eager calls and replays of graphs, ranks held back now
+ * and then. And the bytes of a row do not depend on how many rows are reduced with it, across every
+ * switch of algorithm. */
 /* labels: timeout=120 */
 #include "harness.h"
 #include "rank_contexts.h"
 #include "reference.h"
 
 #define ROOM  ((size_t)24 << 10) /* elements of a rank's input */
-#define MOST  ((size_t)12 << 10)
+#define MAX   ((size_t)12 << 10)
 #define TYPES 3
 
 static const onehop_algorithm algorithms[] = {
@@ -28,7 +29,7 @@ static uint64_t next(uint64_t *state) {
     return *state >> 33;
 }
 
-static void make_data(onehop_t *context, int rank, int world) {
+static void make_data(onehop_context *context, int rank, int world) {
     const void *in[ONEHOP_MAX_RANKS];
     for (int t = 0; t < TYPES; t++)
         input_fill(shared->in[t][rank], INPUT_MIXED, (uint64_t)(world * 10 + t), rank, 0, ROOM,
@@ -41,11 +42,11 @@ static void make_data(onehop_t *context, int rank, int world) {
     ranks_barrier(context);
 }
 
-/* ---- a random sequence ------------------------------------------------------------------------- */
+/* ---- a random sequence ----------------------------------------------------------------------- */
 #define GRAPHS 12
 #define NODES  4
 
-#define MOST_SECONDS 30
+#define MAX_SECONDS 30
 
 static const uint32_t grids[] = {0, 2, 3, 12, 16};
 
@@ -60,10 +61,10 @@ typedef struct random_call {
 /* Equal on all ranks; short ones are the most frequent. */
 static random_call draw(uint64_t *state) {
     random_call c;
-    const size_t most = (size_t)1 << next(state) % 11;
+    const size_t max = (size_t)1 << next(state) % 11;
     c.type = (int)(next(state) % TYPES);
-    c.count = next(state) % 300 == 0 ? 1 + next(state) % MOST : 1 + next(state) % most;
-    c.first = next(state) % (ROOM - MOST);
+    c.count = next(state) % 300 == 0 ? 1 + next(state) % MAX : 1 + next(state) % max;
+    c.first = next(state) % (ROOM - MAX);
     c.in_place = next(state) % 3 == 0;
     c.algorithm = algorithms[next(state) % 3 ? 0 : next(state) % ALGORITHMS];
     c.blocks = c.algorithm >= ONEHOP_1SHOT_PUSH && c.algorithm <= ONEHOP_2SHOT_PULL
@@ -90,7 +91,8 @@ static void place(placed_call *p, int rank) {
     if (p->call.in_place) memcpy(p->at, input_of(&p->call, rank), bytes);
 }
 
-static void make_call(const placed_call *p, onehop_t *context, int rank, onehop_stream_t stream) {
+static void make_call(const placed_call *p, onehop_context *context, int rank,
+                      onehop_stream stream) {
     const random_call *c = &p->call;
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     call.algorithm = c->algorithm;
@@ -117,7 +119,7 @@ typedef struct captured {
     placed_call nodes[NODES];
 } captured;
 
-static void capture(captured *c, onehop_t *context, int rank, onehop_stream_t stream,
+static void capture(captured *c, onehop_context *context, int rank, onehop_stream stream,
                     uint64_t *state) {
     CHECK_OK(onehop_capture_begin(context));
     CHECK_OK(onehop_host_stream_capture_begin(stream));
@@ -131,7 +133,7 @@ static void capture(captured *c, onehop_t *context, int rank, onehop_stream_t st
     CHECK_OK(onehop_capture_end(context));
 }
 
-static void replay(captured *c, onehop_t *context, int rank, onehop_stream_t stream,
+static void replay(captured *c, onehop_context *context, int rank, onehop_stream stream,
                    size_t number) {
     for (int n = 0; n < NODES; n++) place(&c->nodes[n], rank);
     CHECK_OK(onehop_host_graph_launch(c->graph, stream));
@@ -139,12 +141,12 @@ static void replay(captured *c, onehop_t *context, int rank, onehop_stream_t str
     for (int n = 0; n < NODES; n++) compare(&c->nodes[n], rank, number, "replay");
 }
 
-static void random_calls(onehop_t *context, int rank, int world, void *argument) {
+static void random_calls(onehop_context *context, int rank, int world, void *argument) {
     const size_t calls = *(const size_t *)argument;
     uint64_t state = (uint64_t)world * 77, own = (uint64_t)rank + 1;
-    onehop_stream_t stream;
+    onehop_stream stream;
     captured graphs[GRAPHS];
-    placed_call eager = {.out = guarded_make(MOST * 4)};
+    placed_call eager = {.out = guarded_make(MAX * 4)};
     size_t made = 0;
     make_data(context, rank, world);
     CHECK_OK(onehop_host_stream_create(&stream));
@@ -154,7 +156,7 @@ static void random_calls(onehop_t *context, int rank, int world, void *argument)
     const double start = seconds_now();
     while (made < __atomic_load_n(&shared->end, __ATOMIC_RELAXED)) {
         /* Processors that others use as well. No rank is a thousand calls ahead of another. */
-        if (rank == 0 && made % 1000 < NODES && seconds_now() - start > MOST_SECONDS &&
+        if (rank == 0 && made % 1000 < NODES && seconds_now() - start > MAX_SECONDS &&
             made + 1000 < shared->end)
             __atomic_store_n(&shared->end, made + 1000, __ATOMIC_RELAXED);
         if (next(&own) % 4000 == 0) sleep_ms(1);
@@ -177,23 +179,23 @@ static void random_calls(onehop_t *context, int rank, int world, void *argument)
     guarded_free(&eager.out);
 }
 
-/* ---- rows ---------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 #define COLUMNS ((size_t)127)
 
 /* Prefixes of one matrix: each row of each must be what it is alone. */
-static void rows(onehop_t *context, int rank, int world, void *argument) {
+static void rows(onehop_context *context, int rank, int world, void *argument) {
     const onehop_dtype dtype = ONEHOP_BFLOAT16;
-    const size_t most = ROOM / COLUMNS;
+    const size_t max = ROOM / COLUMNS;
     const uint16_t *in = (const uint16_t *)(const void *)shared->in[dtype - 1][rank];
     uint16_t *alone = malloc(ROOM * 2), *out = malloc(ROOM * 2);
     unsigned ways = 0;
     (void)argument;
     if (!alone || !out) FAIL("no memory");
     make_data(context, rank, world);
-    for (size_t i = 0; i < most; i++)
+    for (size_t i = 0; i < max; i++)
         CHECK_OK(onehop_all_reduce(context, in + i * COLUMNS, alone + i * COLUMNS, COLUMNS, dtype,
                                    ONEHOP_SUM, NULL));
-    for (size_t n = 1; n <= most; n = n < 8 ? n + 1 : n + n / 3) {
+    for (size_t n = 1; n <= max; n = n < 8 ? n + 1 : n + n / 3) {
         char what[64];
         onehop_choice choice;
         CHECK_OK(onehop_would_use(context, n * COLUMNS * 2, dtype, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0,

@@ -1,6 +1,7 @@
-/* Property: a receive that fails in a rank while a group opens, for a reason of its own (no memory), is
- * what the rank reports, and its peers name that rank; nobody takes it for the end of a peer. Every
- * receive of either rank fails once. recv is defined here and stands between onehop and the kernel. */
+/* Property: a receive that fails in a rank while a group opens, for a reason of its own (no
+ * memory), is what the rank reports, and its peers name that rank; nobody takes it for the end of a
+ * peer. Every receive of either rank fails once. recv is defined here and stands between onehop and
+ * the kernel. */
 /* All ranks are processes, of which ThreadSanitizer sees one at a time. */
 /* labels: quick tsan-off timeout=60 */
 #include "harness.h"
@@ -9,7 +10,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
-#define MOST 40
+#define MAX 40
 
 static int calls, failing; /* which call fails; 0: none */
 
@@ -63,9 +64,9 @@ int main(void) {
         do {
             *planned = (fault){.rank = rank, .nth = ++nth};
             run_ranks(2, open_once, planned);
-        } while (planned->came && nth < MOST);
+        } while (planned->came && nth < MAX);
         printf("rank %d: %d receives\n", rank, nth - 1);
-        CHECK(nth > 1 && nth < MOST);
+        CHECK(nth > 1 && nth < MAX);
     }
     return 0;
 }

@@ -1,8 +1,8 @@
-/* labels: quick
- * Registration of captured memory on the host device: what kind of memory comes to be read directly
- * and what is staged, on all ranks alike; addresses that reach the peers' bytes; replays; rows that
- * are recycled; memory mapped anew at an old address; failures on one rank; nothing left behind. Ranks are processes, threads, and all in
- * one thread, and processes of two threads. */
+/* labels: quick Registration of captured memory on the host device: what kind of memory comes to be
+ * read directly and what is staged, on all ranks alike; addresses that reach the peers' bytes;
+ * replays; rows that are recycled; memory mapped anew at an old address; failures on one rank;
+ * nothing left behind. Ranks are processes, threads, and all in one thread, and processes of two
+ * threads. */
 #include "comm/registration.h"
 #include "support/rank_contexts.h"
 
@@ -15,7 +15,7 @@ enum {
     COUNT = 1500, /* floats of a call: 6000 bytes, more than a page */
     STRIDE = 8192,
     CALLS = 6,
-    MOST_RANKS = 4
+    MAX_RANKS = 4
 };
 
 /* Where a rank's memory for one call lies. */
@@ -27,7 +27,7 @@ typedef enum place {
     PLACES
 } place;
 
-/* ---- memory ------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 typedef struct memory {
     char *shared, *heap, *files;
@@ -76,7 +76,7 @@ static float *slot_of(const memory *m, place p, size_t slot) {
     }
 }
 
-/* ---- a batch of calls ---------------------------------------------------------------------------- */
+/* ---- a batch of calls ------------------------------------------------------------------------ */
 
 typedef struct call {
     place in, out;
@@ -129,14 +129,14 @@ static void check_outputs(const memory *m, int rank, int world, int round) {
         }
 }
 
-static void run_call(onehop_t *context, const memory *m, size_t i, onehop_stream_t stream) {
+static void run_call(onehop_context *context, const memory *m, size_t i, onehop_stream stream) {
     const call *c = &batch[i];
     const int rank = onehop_rank(context);
     CHECK_OK(ranks_all_reduce(context, input_of(m, c, i, rank), output_of(m, c, i, rank), COUNT,
                               ONEHOP_FLOAT32, c->algorithm, stream));
 }
 
-static onehop_host_graph *record(onehop_t *context, const memory *m, onehop_stream_t stream) {
+static onehop_host_graph *record(onehop_context *context, const memory *m, onehop_stream stream) {
     onehop_host_graph *graph;
     CHECK_OK(onehop_host_stream_capture_begin(stream));
     for (size_t i = 0; i < CALLS; i++) run_call(context, m, i, stream);
@@ -144,40 +144,43 @@ static onehop_host_graph *record(onehop_t *context, const memory *m, onehop_stre
     return graph;
 }
 
-/* ---- looking into the rows ----------------------------------------------------------------------- */
+/* ---- looking into the registrations ---------------------------------------------------------- */
 
-static const oh_row *row_at(const onehop_t *context, uint32_t row) {
+static const oh_registration *row_at(const onehop_context *context, uint32_t registration) {
     const oh_args *args = &context->comm->args;
-    return (const oh_row *)(uintptr_t)(args->local + args->planes.rows) + row;
+    return (const oh_registration *)(uintptr_t)(args->local + args->regions.registrations) +
+           registration;
 }
 
-static uint32_t rows_used(const onehop_t *context) {
+static uint32_t registrations_used(const onehop_context *context) {
     onehop_stats stats;
     CHECK_OK(onehop_get_stats(context, &stats));
-    return stats.rows_used;
+    return stats.registrations_used;
 }
 
 /* How the calls of all captures so far were registered. */
-static void check_row_counts(const onehop_t *context, bool one_process, size_t captures) {
+static void check_row_counts(const onehop_context *context, bool one_process, size_t captures) {
     onehop_stats stats;
     size_t direct = 0;
     for (size_t i = 0; i < CALLS; i++) direct += expect_direct(&batch[i], one_process);
     CHECK_OK(onehop_get_stats(context, &stats));
-    CHECK_INT(captures * direct, stats.rows_direct);
-    CHECK_INT(captures * (CALLS - direct), stats.rows_staged);
+    CHECK_INT(captures * direct, stats.registrations_direct);
+    CHECK_INT(captures * (CALLS - direct), stats.registrations_staged);
 }
 
 static const uint32_t first_rows[CALLS] = {0, 1, 2, 3, 4, 5};
 
-/* The rows of a batch: modes, and the peers' inputs as seen here. */
-static void check_rows(const onehop_t *context, const uint32_t *rows, bool one_process, int round) {
+/* The registrations of a batch: modes, and the peers' inputs as seen here. */
+static void check_rows(const onehop_context *context, const uint32_t *registrations,
+                       bool one_process, int round) {
     for (uint32_t i = 0; i < CALLS; i++) {
-        const oh_row *row = row_at(context, rows[i]);
+        const oh_registration *registration = row_at(context, registrations[i]);
         const bool direct = expect_direct(&batch[i], one_process);
-        CHECK(row->tag == context->comm->row_tags[rows[i]] && row->tag != 0);
-        CHECK_INT(direct ? OH_ROW_DIRECT : OH_ROW_STAGED, row->mode);
+        CHECK(registration->tag == context->comm->registration_tags[registrations[i]] &&
+              registration->tag != 0);
+        CHECK_INT(direct ? OH_REGISTRATION_DIRECT : OH_REGISTRATION_STAGED, registration->mode);
         for (int r = 0; r < context->world; r++) {
-            const float *in = (const float *)(uintptr_t)row->in[r];
+            const float *in = (const float *)(uintptr_t)registration->in[r];
             CHECK((in != NULL) == direct);
             for (size_t k = 0; direct && k < COUNT; k++)
                 if (in[k] != value_of(r, i, k, round))
@@ -186,9 +189,9 @@ static void check_rows(const onehop_t *context, const uint32_t *rows, bool one_p
     }
 }
 
-/* Every rank writes its word into all outputs, as 2shot_pull does, and finds the peers' in its own.
- */
-static void check_row_outputs(onehop_t *context, const memory *m, bool one_process) {
+/* Every rank writes its word into all outputs, as 2shot_pull does, and finds the peers' in its
+ * own. */
+static void check_row_outputs(onehop_context *context, const memory *m, bool one_process) {
     const int rank = context->rank;
     for (uint32_t i = 0; i < CALLS; i++)
         for (int r = 0; r < context->world; r++) {
@@ -214,29 +217,30 @@ static int count_mappings(void) {
     return count;
 }
 
-/* ---- all kinds of memory -------------------------------------------------------------------------- */
+/* ---- all kinds of memory --------------------------------------------------------------------- */
 
-static void replay(onehop_t *context, const memory *m, onehop_host_graph *graph,
-                   onehop_stream_t stream, int round) {
+static void replay(onehop_context *context, const memory *m, onehop_host_graph *graph,
+                   onehop_stream stream, int round) {
     fill_inputs(m, context->rank, round);
     CHECK_OK(onehop_host_graph_launch(graph, stream));
     CHECK_OK(onehop_synchronize(context, stream));
     check_outputs(m, context->rank, context->world, round);
 }
 
-static void kinds(onehop_t *context, int rank, int world, void *argument) {
+static void kinds(onehop_context *context, int rank, int world, void *argument) {
     const ranks_layout layout = *(const ranks_layout *)argument;
     const bool one_process = layout == RANKS_AS_THREADS, counted = layout == RANKS_AS_PROCESSES;
     memory *m = memory_make();
     for (int r = 0; r < world && layout == RANKS_IN_PAIRS; r++)
         CHECK_INT(r / 2 == rank / 2, oh_rendezvous_same_process(context->group, r));
-    onehop_stream_t stream;
+    onehop_stream stream;
     CHECK_OK(onehop_host_stream_create(&stream));
     fill_inputs(m, rank, 0);
-    for (size_t i = 0; i < CALLS; i++) run_call(context, m, i, stream); /* eager: no rows */
+    /* eager: no registrations */
+    for (size_t i = 0; i < CALLS; i++) run_call(context, m, i, stream);
     CHECK_OK(onehop_synchronize(context, stream));
     check_outputs(m, rank, world, 0);
-    CHECK_INT(0, rows_used(context));
+    CHECK_INT(0, registrations_used(context));
     fill_inputs(m, rank, 1);
     ranks_barrier(context);
     const int fds = count_fds(), mappings = count_mappings();
@@ -244,7 +248,7 @@ static void kinds(onehop_t *context, int rank, int world, void *argument) {
     CHECK_OK(onehop_capture_begin(context));
     onehop_host_graph *graph = record(context, m, stream);
     CHECK_OK(onehop_capture_end(context));
-    CHECK_INT(CALLS, rows_used(context));
+    CHECK_INT(CALLS, registrations_used(context));
     check_row_counts(context, one_process, 1);
     ranks_barrier(context);
     check_rows(context, first_rows, one_process, 1);
@@ -260,7 +264,7 @@ static void kinds(onehop_t *context, int rank, int world, void *argument) {
     /* What the graph held goes with the next capture, here an empty one. */
     CHECK_OK(onehop_capture_begin(context));
     CHECK_OK(onehop_capture_end(context));
-    CHECK_INT(0, rows_used(context));
+    CHECK_INT(0, registrations_used(context));
     check_row_counts(context, one_process, 1);
     ranks_barrier(context);
     if (counted) CHECK(count_fds() == fds && count_mappings() == mappings);
@@ -269,13 +273,13 @@ static void kinds(onehop_t *context, int rank, int world, void *argument) {
     memory_free(m);
 }
 
-/* ---- an address that is used again ---------------------------------------------------------------- */
+/* ---- an address that is used again ----------------------------------------------------------- */
 
 /* Unmapped, and other files mapped there: peers see the new bytes, eager and captured. */
-static void same_address(onehop_t *context, int rank, int world, void *argument) {
+static void same_address(onehop_context *context, int rank, int world, void *argument) {
     char *at = mmap(NULL, 2 * STRIDE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     float *in = (float *)at, *out = (float *)(at + STRIDE);
-    onehop_stream_t stream;
+    onehop_stream stream;
     onehop_stats stats;
     int fds[2 * STRIDE / PAGE], before = 0, mappings = 0;
     (void)argument;
@@ -311,7 +315,7 @@ static void same_address(onehop_t *context, int rank, int world, void *argument)
             }
         }
         CHECK_OK(onehop_get_stats(context, &stats));
-        CHECK(stats.rows_direct == (uint64_t)round + 1 && stats.rows_staged == 0);
+        CHECK(stats.registrations_direct == (uint64_t)round + 1 && stats.registrations_staged == 0);
         onehop_host_graph_destroy(graph);
         ranks_barrier(context);
         if (round == 1) before = count_fds(), mappings = count_mappings();
@@ -326,35 +330,35 @@ static void same_address(onehop_t *context, int rank, int world, void *argument)
     CHECK(munmap(at, 2 * STRIDE) == 0);
 }
 
-/* ---- all ranks in one thread ----------------------------------------------------------------------- */
+/* ---- all ranks in one thread ----------------------------------------------------------------- */
 
 static void in_one_thread(void) {
-    onehop_t *contexts[MOST_RANKS];
-    onehop_stream_t streams[MOST_RANKS];
-    onehop_host_graph *graphs[MOST_RANKS];
-    memory *m[MOST_RANKS];
+    onehop_context *contexts[MAX_RANKS];
+    onehop_stream streams[MAX_RANKS];
+    onehop_host_graph *graphs[MAX_RANKS];
+    memory *m[MAX_RANKS];
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
     config.device.kind = ONEHOP_DEVICE_HOST;
     config.timeout_ms = 60000;
-    CHECK_OK(onehop_create_all(&config, MOST_RANKS, NULL, contexts));
-    CHECK_OK(onehop_capture_begin_all(contexts, MOST_RANKS));
-    for (int r = 0; r < MOST_RANKS; r++) {
+    CHECK_OK(onehop_create_all(&config, MAX_RANKS, NULL, contexts));
+    CHECK_OK(onehop_capture_begin_all(contexts, MAX_RANKS));
+    for (int r = 0; r < MAX_RANKS; r++) {
         m[r] = memory_make();
         CHECK_OK(onehop_host_stream_create(&streams[r]));
         fill_inputs(m[r], r, 0);
         graphs[r] = record(contexts[r], m[r], streams[r]);
     }
     CHECK_RESULT(ONEHOP_ERR_STATE, onehop_capture_end(contexts[0]));
-    CHECK_OK(onehop_capture_end_all(contexts, MOST_RANKS));
-    for (int r = 0; r < MOST_RANKS; r++) check_rows(contexts[r], first_rows, true, 0);
+    CHECK_OK(onehop_capture_end_all(contexts, MAX_RANKS));
+    for (int r = 0; r < MAX_RANKS; r++) check_rows(contexts[r], first_rows, true, 0);
     for (int round = 1; round < 3; round++) {
-        for (int r = 0; r < MOST_RANKS; r++) fill_inputs(m[r], r, round);
-        for (int r = 0; r < MOST_RANKS; r++)
+        for (int r = 0; r < MAX_RANKS; r++) fill_inputs(m[r], r, round);
+        for (int r = 0; r < MAX_RANKS; r++)
             CHECK_OK(onehop_host_graph_launch(graphs[r], streams[r]));
-        for (int r = 0; r < MOST_RANKS; r++) CHECK_OK(onehop_synchronize(contexts[r], streams[r]));
-        for (int r = 0; r < MOST_RANKS; r++) check_outputs(m[r], r, MOST_RANKS, round);
+        for (int r = 0; r < MAX_RANKS; r++) CHECK_OK(onehop_synchronize(contexts[r], streams[r]));
+        for (int r = 0; r < MAX_RANKS; r++) check_outputs(m[r], r, MAX_RANKS, round);
     }
-    for (int r = 0; r < MOST_RANKS; r++) {
+    for (int r = 0; r < MAX_RANKS; r++) {
         onehop_destroy(contexts[r]);
         onehop_host_graph_destroy(graphs[r]); /* outlives its context */
         onehop_host_stream_destroy(streams[r]);
@@ -362,15 +366,15 @@ static void in_one_thread(void) {
     }
 }
 
-/* ---- rows and graphs ------------------------------------------------------------------------------- */
+/* ---- registrations and graphs ---------------------------------------------------------------- */
 
-/* More captures than there are rows, each graph gone before the next; then graphs that stay, until
- * there is no row left. */
-static void recycling(onehop_t *context, int rank, int world, void *argument) {
+/* More captures than there are registrations, each graph gone before the next; then graphs that
+ * stay, until there is no registration left. */
+static void recycling(onehop_context *context, int rank, int world, void *argument) {
     memory *m = memory_make();
-    onehop_stream_t streams[2];
+    onehop_stream streams[2];
     onehop_host_graph *graphs[2];
-    const uint32_t rows = context->comm->stats.rows_total;
+    const uint32_t registrations = context->comm->stats.registrations_total;
     const bool processes = *(const ranks_layout *)argument == RANKS_AS_PROCESSES;
     uint32_t last_tag = 0;
     for (int i = 0; i < 2; i++) CHECK_OK(onehop_host_stream_create(&streams[i]));
@@ -381,7 +385,7 @@ static void recycling(onehop_t *context, int rank, int world, void *argument) {
         CHECK_OK(onehop_capture_begin(context));
         for (int i = 0; i < 2; i++) graphs[i] = record(context, m, streams[i]);
         CHECK_OK(onehop_capture_end(context));
-        CHECK_INT(2 * CALLS, rows_used(context));
+        CHECK_INT(2 * CALLS, registrations_used(context));
         check_row_counts(context, !processes, 2 * ((size_t)round + 1));
         CHECK(row_at(context, 0)->tag != last_tag);
         last_tag = row_at(context, 0)->tag;
@@ -390,22 +394,22 @@ static void recycling(onehop_t *context, int rank, int world, void *argument) {
         if (round == 0) { /* one graph of the two holds all */
             CHECK_OK(onehop_capture_begin(context));
             CHECK_OK(onehop_capture_end(context));
-            CHECK_INT(2 * CALLS, rows_used(context));
+            CHECK_INT(2 * CALLS, registrations_used(context));
             replay(context, m, graphs[1], streams[1], 10);
         }
         onehop_host_graph_destroy(graphs[1]);
         ranks_barrier(context);
     }
-    CHECK(5 * 2 * CALLS > rows);
+    CHECK(5 * 2 * CALLS > registrations);
     CHECK_OK(onehop_capture_begin(context));
     CHECK_OK(onehop_host_stream_capture_begin(streams[0]));
-    for (uint32_t i = 0; i < rows; i++) run_call(context, m, 0, streams[0]);
+    for (uint32_t i = 0; i < registrations; i++) run_call(context, m, 0, streams[0]);
     CHECK_RESULT(ONEHOP_ERR_TOO_LARGE,
                  ranks_all_reduce(context, slot_of(m, SHARED, 0), slot_of(m, SHARED, 1), COUNT,
                                   ONEHOP_FLOAT32, ONEHOP_2SHOT_PULL, streams[0]));
     CHECK_OK(onehop_host_stream_capture_end(streams[0], &graphs[0]));
     CHECK_OK(onehop_capture_end(context));
-    CHECK_INT(rows, rows_used(context));
+    CHECK_INT(registrations, registrations_used(context));
     onehop_host_graph_destroy(graphs[0]);
 
     /* A capture that finds the table full takes over what a graph has meanwhile let go. */
@@ -413,7 +417,7 @@ static void recycling(onehop_t *context, int rank, int world, void *argument) {
     CHECK_OK(onehop_capture_end(context));
     CHECK_OK(onehop_capture_begin(context));
     CHECK_OK(onehop_host_stream_capture_begin(streams[0]));
-    for (uint32_t i = 0; i < rows; i++) run_call(context, m, 0, streams[0]);
+    for (uint32_t i = 0; i < registrations; i++) run_call(context, m, 0, streams[0]);
     CHECK_OK(onehop_host_stream_capture_end(streams[0], &graphs[0]));
     CHECK_OK(onehop_capture_end(context));
     CHECK_OK(onehop_capture_begin(context));
@@ -431,22 +435,24 @@ static void recycling(onehop_t *context, int rank, int world, void *argument) {
     (void)world;
 }
 
-/* Rows need not be neighbours, nor have the same numbers on all ranks. */
-static void gaps(onehop_t *context, int rank, int world, void *argument) {
-    static const uint32_t rows[2][CALLS] = {{0, 2, 5, 6, 7, 8}, {1, 3, 4, 6, 7, 8}};
+/* Registrations need not be neighbours, nor have the same numbers on all ranks. */
+static void gaps(onehop_context *context, int rank, int world, void *argument) {
+    static const uint32_t registrations[2][CALLS] = {{0, 2, 5, 6, 7, 8}, {1, 3, 4, 6, 7, 8}};
     memory *m = memory_make();
-    onehop_stream_t stream;
-    uint32_t row;
+    onehop_stream stream;
+    uint32_t registration;
     (void)world;
     (void)argument;
     CHECK_OK(onehop_host_stream_create(&stream));
-    for (int i = 0; i < 6; i++) CHECK_OK(onehop_comm_row_take(context->comm, &row));
-    for (int i = 0; i < 3; i++) CHECK_OK(onehop_comm_row_release(context->comm, rows[rank][i]));
+    for (int i = 0; i < 6; i++)
+        CHECK_OK(onehop_comm_registration_take(context->comm, &registration));
+    for (int i = 0; i < 3; i++)
+        CHECK_OK(onehop_comm_registration_release(context->comm, registrations[rank][i]));
     fill_inputs(m, rank, 0);
     CHECK_OK(onehop_capture_begin(context));
     onehop_host_graph *graph = record(context, m, stream);
     CHECK_OK(onehop_capture_end(context));
-    check_rows(context, rows[rank], true, 0);
+    check_rows(context, registrations[rank], true, 0);
     ranks_barrier(context);
     replay(context, m, graph, stream, 1);
     ranks_barrier(context);
@@ -455,11 +461,11 @@ static void gaps(onehop_t *context, int rank, int world, void *argument) {
     memory_free(m);
 }
 
-/* A graph that outlives a row of one rank, which is empty then or belongs to another call: an error
- * on all ranks, and no access by addresses that may be gone. */
+/* A graph that outlives a registration of one rank, which is empty then or belongs to another call:
+ * an error on all ranks, and no access by addresses that may be gone. */
 static void stale(bool taken_again) {
-    onehop_t *contexts[2];
-    onehop_stream_t streams[2];
+    onehop_context *contexts[2];
+    onehop_stream streams[2];
     onehop_host_graph *graphs[2];
     memory *m[2];
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
@@ -476,16 +482,16 @@ static void stale(bool taken_again) {
     CHECK_OK(onehop_capture_end_all(contexts, 2));
     const void *in[2] = {slot_of(m[0], SHARED, 0), slot_of(m[1], SHARED, 0)};
     void *out[2] = {slot_of(m[0], SHARED, 1), slot_of(m[1], SHARED, 1)};
-    uint32_t row = 99;
-    CHECK_OK(onehop_comm_row_release(contexts[1]->comm, 0));
+    uint32_t registration = 99;
+    CHECK_OK(onehop_comm_registration_release(contexts[1]->comm, 0));
     if (taken_again) {
-        CHECK_OK(onehop_comm_row_take(contexts[1]->comm, &row));
-        CHECK_INT(0, row);
-        CHECK_OK(onehop_comm_row_fill(contexts[1]->comm, row, in, out));
+        CHECK_OK(onehop_comm_registration_take(contexts[1]->comm, &registration));
+        CHECK_INT(0, registration);
+        CHECK_OK(onehop_comm_registration_fill(contexts[1]->comm, registration, in, out));
     }
     for (int r = 0; r < 2; r++) CHECK_OK(onehop_host_graph_launch(graphs[r], streams[r]));
     for (int r = 0; r < 2; r++)
-        CHECK_RESULT(ONEHOP_ERR_ROW, onehop_synchronize(contexts[r], streams[r]));
+        CHECK_RESULT(ONEHOP_ERR_REGISTRATION, onehop_synchronize(contexts[r], streams[r]));
     for (int r = 0; r < 2; r++) {
         onehop_host_graph_destroy(graphs[r]);
         onehop_destroy(contexts[r]);
@@ -494,11 +500,11 @@ static void stale(bool taken_again) {
     }
 }
 
-/* Graphs that are gone before their capture is registered, on all ranks or on one, and a capture that
- * ends with its stream: registered as others are, and given back by the next begin. */
-static void gone_early(onehop_t *context, int rank, int world, void *argument) {
+/* Graphs that are gone before their capture is registered, on all ranks or on one, and a capture
+ * that ends with its stream: registered as others are, and given back by the next begin. */
+static void gone_early(onehop_context *context, int rank, int world, void *argument) {
     memory *m = memory_make();
-    onehop_stream_t stream, dropped;
+    onehop_stream stream, dropped;
     onehop_host_graph *graph = NULL;
     (void)world, (void)argument;
     CHECK_OK(onehop_host_stream_create(&stream));
@@ -508,7 +514,7 @@ static void gone_early(onehop_t *context, int rank, int world, void *argument) {
     for (int what = 0; what < 9; what++) {
         const bool early = what % 3 == 0 || (what % 3 == 1 && rank == 1);
         CHECK_OK(onehop_capture_begin(context));
-        CHECK_INT(0, rows_used(context));
+        CHECK_INT(0, registrations_used(context));
         if (what % 3 == 2) {
             CHECK_OK(onehop_host_stream_create(&dropped));
             CHECK_OK(onehop_host_stream_capture_begin(dropped));
@@ -518,13 +524,13 @@ static void gone_early(onehop_t *context, int rank, int world, void *argument) {
             graph = record(context, m, stream);
             if (early) onehop_host_graph_destroy(graph);
         }
-        CHECK_INT(CALLS, rows_used(context));
+        CHECK_INT(CALLS, registrations_used(context));
         CHECK_OK(onehop_capture_end(context));
         if (what % 3 != 2 && !early) onehop_host_graph_destroy(graph);
         ranks_barrier(context);
     }
     CHECK_OK(onehop_capture_begin(context));
-    CHECK_INT(0, rows_used(context));
+    CHECK_INT(0, registrations_used(context));
     ranks_barrier(context);
     CHECK(count_fds() == fds && count_mappings() == mappings);
     ranks_barrier(context);
@@ -537,12 +543,13 @@ static void gone_early(onehop_t *context, int rank, int world, void *argument) {
     memory_free(m);
 }
 
-/* Refused while a stream is captured: no row is taken, nothing is recorded. 1shot_pull in place cannot
- * read the captured memory, and goes over the workspace unless that is asked for by name. */
-static void refusals(onehop_t *context, int rank, int world, void *argument) {
+/* Refused while a stream is captured: no registration is taken, nothing is recorded. 1shot_pull in
+ * place cannot read the captured memory, and goes over the workspace unless that is asked for by
+ * name. */
+static void refusals(onehop_context *context, int rank, int world, void *argument) {
     memory *m = memory_make();
     float *in = slot_of(m, SHARED, 0), *out = slot_of(m, SHARED, 1);
-    onehop_stream_t stream;
+    onehop_stream stream;
     onehop_host_graph *graph;
     onehop_stats before, after;
     onehop_call named = ONEHOP_CONFIG_INIT(onehop_call);
@@ -566,9 +573,9 @@ static void refusals(onehop_t *context, int rank, int world, void *argument) {
         onehop_all_reduce_with(context, in, in, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &named, stream));
     CHECK_CONTAINS("out of place only", onehop_last_error());
     CHECK_OK(onehop_get_stats(context, &after));
-    CHECK(before.calls == after.calls && after.rows_used == 0);
+    CHECK(before.calls == after.calls && after.registrations_used == 0);
     CHECK_OK(ranks_all_reduce(context, in, in, COUNT, ONEHOP_FLOAT32, ONEHOP_1SHOT_PULL, stream));
-    CHECK_INT(0, rows_used(context));
+    CHECK_INT(0, registrations_used(context));
     CHECK_OK(ranks_all_reduce(context, in, out, COUNT, ONEHOP_FLOAT32, ONEHOP_2SHOT_PULL, stream));
     CHECK_OK(onehop_host_stream_capture_end(stream, &graph));
     CHECK_OK(onehop_capture_end(context));
@@ -597,8 +604,8 @@ static void one_line(void) {
     enum {
         W = 3
     };
-    onehop_t *contexts[W];
-    onehop_stream_t streams[W];
+    onehop_context *contexts[W];
+    onehop_stream streams[W];
     onehop_host_graph *graphs[W];
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
     int lines = 0;
@@ -631,10 +638,11 @@ static void one_line(void) {
     memory_free(m);
 }
 
-/* Captures that differ are refused on all ranks; their rows stay empty, and go with the graph. */
-static void unequal(onehop_t *context, int rank, int world, void *argument) {
+/* Captures that differ are refused on all ranks; their registrations stay empty, and go with the
+ * graph. */
+static void unequal(onehop_context *context, int rank, int world, void *argument) {
     memory *m = memory_make();
-    onehop_stream_t stream;
+    onehop_stream stream;
     onehop_host_graph *graph;
     (void)world;
     (void)argument;
@@ -649,12 +657,12 @@ static void unequal(onehop_t *context, int rank, int world, void *argument) {
                                       ONEHOP_2SHOT_PULL, stream));
         CHECK_OK(onehop_host_stream_capture_end(stream, &graph));
         CHECK_RESULT(ONEHOP_ERR_MISMATCH, onehop_capture_end(context));
-        CHECK(rows_used(context) >= 2);
+        CHECK(registrations_used(context) >= 2);
         for (uint32_t i = 0; i < 3; i++) CHECK_INT(0, row_at(context, i)->tag);
         onehop_host_graph_destroy(graph);
     }
     CHECK_OK(onehop_capture_begin(context));
-    CHECK_INT(0, rows_used(context));
+    CHECK_INT(0, registrations_used(context));
     graph = record(context, m, stream);
     CHECK_OK(onehop_capture_end(context));
     replay(context, m, graph, stream, 0);
@@ -664,7 +672,7 @@ static void unequal(onehop_t *context, int rank, int world, void *argument) {
     memory_free(m);
 }
 
-/* ---- failures of one rank --------------------------------------------------------------------------- */
+/* ---- failures of one rank -------------------------------------------------------------------- */
 
 static rlim_t set_limit(int which, rlim_t soft) {
     struct rlimit limit;
@@ -690,12 +698,13 @@ static rlim_t next_descriptor(void) {
     return (rlim_t)fd;
 }
 
-/* Rank 1 has no addresses left for a large file, or but one descriptor: all ranks stage, and say so. */
-static void one_cannot_map(onehop_t *context, int rank, int world, void *argument) {
+/* Rank 1 has no addresses left for a large file, or but one descriptor: all ranks stage, and say
+ * so. */
+static void one_cannot_map(onehop_context *context, int rank, int world, void *argument) {
     const size_t large = (size_t)1 << 30;
     const onehop_device device = {ONEHOP_DEVICE_HOST, 0};
     const int starved = *(const int *)argument;
-    onehop_stream_t stream;
+    onehop_stream stream;
     onehop_host_graph *graph;
     float *in;
     (void)world;
@@ -715,7 +724,7 @@ static void one_cannot_map(onehop_t *context, int rank, int world, void *argumen
     ranks_barrier(context);
     CHECK_OK(onehop_capture_end(context));
     if (rank == 1) set_limit(starved, before);
-    CHECK_INT(OH_ROW_STAGED, row_at(context, 0)->mode);
+    CHECK_INT(OH_REGISTRATION_STAGED, row_at(context, 0)->mode);
     CHECK_INT(fds, count_fds());
     CHECK_OK(onehop_host_graph_launch(graph, stream));
     CHECK_OK(onehop_synchronize(context, stream));
@@ -729,16 +738,16 @@ static void one_cannot_map(onehop_t *context, int rank, int world, void *argumen
     onehop_mem_free(in);
 }
 
-/* ---- addresses that the caller has --------------------------------------------------------------------- */
+/* ---- addresses that the caller has ----------------------------------------------------------- */
 
-static float *published[MOST_RANKS];
+static float *published[MAX_RANKS];
 
-static void mapped_by_caller(onehop_t *context, int rank, int world, void *argument) {
+static void mapped_by_caller(onehop_context *context, int rank, int world, void *argument) {
     memory *m = memory_make();
-    onehop_stream_t stream;
+    onehop_stream stream;
     onehop_captured_input inputs[4];
-    const void *in[2 * MOST_RANKS];
-    void *out[2 * MOST_RANKS];
+    const void *in[2 * MAX_RANKS];
+    void *out[2 * MAX_RANKS];
     size_t count = 99;
     (void)argument;
     CHECK_OK(onehop_host_stream_create(&stream));
@@ -749,7 +758,8 @@ static void mapped_by_caller(onehop_t *context, int rank, int world, void *argum
     CHECK_OK(onehop_host_stream_capture_begin(stream));
     run_call(context, m, 0, stream);
     CHECK_OK(ranks_all_reduce(context, slot_of(m, HEAP, 0), slot_of(m, HEAP, 1), COUNT,
-                              ONEHOP_FLOAT32, ONEHOP_1SHOT_PUSH, stream)); /* takes no row */
+                              /* takes no registration */
+                              ONEHOP_FLOAT32, ONEHOP_1SHOT_PUSH, stream));
     run_call(context, m, 1, stream);
     onehop_host_graph *graph;
     CHECK_OK(onehop_host_stream_capture_end(stream, &graph));
@@ -780,23 +790,24 @@ static void mapped_by_caller(onehop_t *context, int rank, int world, void *argum
     CHECK_OK(onehop_capture_end_mapped(context, in, out, 2));
     CHECK_RESULT(ONEHOP_ERR_STATE, onehop_capture_end_mapped(context, in, out, 2));
     for (uint32_t i = 0; i < 2; i++) {
-        const oh_row *row = row_at(context, i);
-        CHECK(row->mode == OH_ROW_DIRECT && row->tag == context->comm->row_tags[i]);
+        const oh_registration *registration = row_at(context, i);
+        CHECK(registration->mode == OH_REGISTRATION_DIRECT &&
+              registration->tag == context->comm->registration_tags[i]);
         for (int r = 0; r < world; r++)
-            CHECK(row->in[r] == (uintptr_t)published[r] &&
-                  row->out[r] == (uintptr_t)published[r] + STRIDE);
+            CHECK(registration->in[r] == (uintptr_t)published[r] &&
+                  registration->out[r] == (uintptr_t)published[r] + STRIDE);
     }
     ranks_barrier(context);
     onehop_host_graph_destroy(graph);
     CHECK_OK(onehop_capture_begin(context));
-    CHECK_INT(0, rows_used(context));
+    CHECK_INT(0, registrations_used(context));
     CHECK_OK(onehop_capture_end_mapped(context, NULL, NULL, 0)); /* nothing captured */
     onehop_host_stream_destroy(stream);
     ranks_barrier(context);
     memory_free(m);
 }
 
-/* ---- how long it takes --------------------------------------------------------------------------------- */
+/* ---- how long it takes ----------------------------------------------------------------------- */
 
 enum {
     MANY = 1000,
@@ -804,10 +815,10 @@ enum {
 };
 
 /* A capture after another, each released before the next: what they held is there again. */
-static void thousand_captures(onehop_t *context, int rank, int world, void *argument) {
+static void thousand_captures(onehop_context *context, int rank, int world, void *argument) {
     const int captures = HARNESS_SANITIZED ? 100 : 1000;
     memory *m = memory_make();
-    onehop_stream_t stream;
+    onehop_stream stream;
     int fds = 0, mappings = 0;
     (void)argument;
     CHECK_OK(onehop_host_stream_create(&stream));
@@ -815,13 +826,13 @@ static void thousand_captures(onehop_t *context, int rank, int world, void *argu
         onehop_host_graph *graph;
         const size_t which = (size_t)i % 4; /* shared, files, heap, files */
         CHECK_OK(onehop_capture_begin(context));
-        CHECK_INT(0, rows_used(context));
+        CHECK_INT(0, registrations_used(context));
         if (i == 10) fds = count_fds(), mappings = count_mappings();
         CHECK_OK(onehop_host_stream_capture_begin(stream));
         run_call(context, m, which, stream);
         CHECK_OK(onehop_host_stream_capture_end(stream, &graph));
         CHECK_OK(onehop_capture_end(context));
-        CHECK_INT(1, rows_used(context));
+        CHECK_INT(1, registrations_used(context));
         if (i % 16 < 4) {
             fill_inputs(m, rank, i);
             CHECK_OK(onehop_host_graph_launch(graph, stream));
@@ -836,15 +847,15 @@ static void thousand_captures(onehop_t *context, int rank, int world, void *argu
         onehop_host_graph_destroy(graph);
     }
     CHECK_OK(onehop_capture_begin(context));
-    CHECK(rows_used(context) == 0 && count_fds() == fds && count_mappings() == mappings);
+    CHECK(registrations_used(context) == 0 && count_fds() == fds && count_mappings() == mappings);
     CHECK_OK(onehop_capture_end(context));
     ranks_barrier(context);
     onehop_host_stream_destroy(stream);
     memory_free(m);
 }
 
-static onehop_host_graph *record_many(onehop_t *context, char *const *memories, int files,
-                                      onehop_stream_t stream) {
+static onehop_host_graph *record_many(onehop_context *context, char *const *memories, int files,
+                                      onehop_stream stream) {
     onehop_host_graph *graph;
     CHECK_OK(onehop_host_stream_capture_begin(stream));
     for (int i = 0; i < MANY; i++) {
@@ -856,12 +867,12 @@ static onehop_host_graph *record_many(onehop_t *context, char *const *memories, 
     return graph;
 }
 
-/* 1000 calls, in one allocation or spread over 40; the best of five, as other work may be going on.
- */
-static void many(onehop_t *context, int rank, int world, void *argument) {
+/* 1000 calls, in one allocation or spread over 40; the best of five, as other work may be going
+ * on. */
+static void many(onehop_context *context, int rank, int world, void *argument) {
     const int files = *(const int *)argument;
     const onehop_device device = {ONEHOP_DEVICE_HOST, 0};
-    onehop_stream_t stream;
+    onehop_stream stream;
     char *memories[MANY_FILES];
     double best = 1e9;
     (void)world;
@@ -875,8 +886,9 @@ static void many(onehop_t *context, int rank, int world, void *argument) {
         const double start = seconds_now();
         CHECK_OK(onehop_capture_end(context));
         if (seconds_now() - start < best) best = seconds_now() - start;
-        for (uint32_t k = 0; k < MANY; k++) CHECK_INT(OH_ROW_DIRECT, row_at(context, k)->mode);
-        CHECK_INT(MANY, rows_used(context));
+        for (uint32_t k = 0; k < MANY; k++)
+            CHECK_INT(OH_REGISTRATION_DIRECT, row_at(context, k)->mode);
+        CHECK_INT(MANY, registrations_used(context));
         onehop_host_graph_destroy(graph);
     }
     if (rank == 0) printf("%d calls in %d files registered in %.1f ms\n", MANY, files, best * 1e3);
@@ -898,7 +910,7 @@ int main(void) {
     for (int i = 0; i < 2; i++) {
         ranks_run(layouts[i], 2, NULL, kinds, &layouts[i]);
         ranks_run(layouts[i], 3, NULL, kinds, &layouts[i]);
-        config.max_rows = 32;
+        config.max_registrations = 32;
         ranks_run(layouts[i], 2, &config, recycling, &layouts[i]);
         ranks_run(layouts[i], 3, NULL, unequal, NULL);
         ranks_run(layouts[i], 2, NULL, refusals, NULL);
@@ -914,7 +926,7 @@ int main(void) {
     ranks_run(RANKS_AS_PROCESSES, 2, NULL, one_cannot_map, &starved);
     starved = RLIMIT_AS;
     if (!HARNESS_SANITIZED) ranks_run(RANKS_AS_PROCESSES, 2, NULL, one_cannot_map, &starved);
-    config.max_rows = MANY;
+    config.max_registrations = MANY;
     for (int files = 1; files <= MANY_FILES; files += MANY_FILES - 1)
         ranks_run(RANKS_AS_PROCESSES, 2, &config, many, &files);
     return 0;

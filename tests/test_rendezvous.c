@@ -1,6 +1,6 @@
 /* Property: ranks that give one name, or share a process, become a group whose exchanges deliver
- * every rank's bytes and descriptors to all; names are free again at once; nothing is left behind.
- */
+ * every rank's bytes and descriptors to all; names are free again at once; nothing is left
+ * behind. */
 /* labels: quick waits */
 #include "harness.h"
 
@@ -24,11 +24,10 @@ static onehop_group *open_named(int rank, int world_size, const char *name, uint
     return group;
 }
 
-/* ---- exchanges, on any open group -------------------------------------------------------------
- */
+/* ---- exchanges, on any open group ------------------------------------------------------------ */
 
-/* By blocks, each with its offset in front: quick also where every byte's access is instrumented.
- */
+/* By blocks, each with its offset in front: quick also where every byte's access is
+ * instrumented. */
 static void fill(unsigned char *bytes, size_t size, int rank, int round) {
     uint64_t block[64], state = (uint64_t)rank * 1000 + (uint64_t)round;
     for (int i = 0; i < 64; i++) block[i] = random_next(&state);
@@ -115,7 +114,7 @@ static void use(onehop_group *group) {
     CHECK_OK(onehop_group_barrier(group));
 }
 
-/* ---- layouts -------------------------------------------------------------------------------- */
+/* ---- layouts --------------------------------------------------------------------------------- */
 
 static void named_process(int rank, int world_size, void *name) {
     int before = count_fds();
@@ -157,8 +156,7 @@ static void all_layouts(void) {
     }
 }
 
-/* ---- more of one thing ------------------------------------------------------------------------
- */
+/* ---- more of one thing ----------------------------------------------------------------------- */
 
 static void reuse_process(int rank, int world_size, void *argument) {
     int times = HARNESS_SANITIZED ? 50 : 200;

@@ -123,8 +123,7 @@ static void pass_one(onehop_group *group) {
     close(given[0]);
 }
 
-/* ---- where sockets reach ----------------------------------------------------------------------
- */
+/* ---- where sockets reach --------------------------------------------------------------------- */
 
 static void becomes_a_mesh(int rank, int world_size, void *shared) {
     seat own = {shared, rank, world_size, 0, -1};
@@ -167,8 +166,7 @@ static void alone(void) {
     onehop_group_close(group);
 }
 
-/* ---- where they do not ------------------------------------------------------------------------
- */
+/* ---- where they do not ----------------------------------------------------------------------- */
 
 /* Byte of the first round that holds the network namespace of rank 1: spoiling it is a way to be in
  * another namespace that needs no privilege. See oh_intro. */
@@ -226,8 +224,7 @@ static void unshared(int rank, int world_size, void *shared) {
     onehop_group_close(group);
 }
 
-/* ---- failures ---------------------------------------------------------------------------------
- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
 typedef struct failure {
     table *shared;

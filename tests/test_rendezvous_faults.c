@@ -28,8 +28,7 @@ static void fails(onehop_result expected, const char *part, int rank, int world_
     CHECK_INT(before, count_fds());
 }
 
-/* ---- arguments and environment ----------------------------------------------------------------
- */
+/* ---- arguments and environment --------------------------------------------------------------- */
 
 static void arguments(void) {
     onehop_group *group;
@@ -64,8 +63,7 @@ static void arguments(void) {
     onehop_group_close(NULL);
 }
 
-/* ---- failures of an open ----------------------------------------------------------------------
- */
+/* ---- failures of an open --------------------------------------------------------------------- */
 
 static void missing_peer(int rank, int world_size, void *argument) {
     (void)world_size, (void)argument;
@@ -97,7 +95,8 @@ static void all_are_rank_0(int rank, int world_size, void *argument) {
 }
 
 /* A holder that is stopped does not answer. Where addresses change it loses its own meanwhile, and
- * learns when it goes on that it had a twin; which may have become a rank of its own job by then. */
+ * learns when it goes on that it had a twin; which may have become a rank of its own job by
+ * then. */
 static void silent_holder(int rank, int world_size, void *argument) {
     (void)world_size;
     pid_t *holder = argument;
@@ -179,9 +178,9 @@ static void met_by_one(int rank, int world_size, void *argument) {
 
 /* Few descriptors suffice; too few are an error that says how many, on all ranks. */
 static void few_descriptors(int rank, int world_size, void *argument) {
-    const rlim_t most = *(const int *)argument;
-    const bool enough = most > 3;
-    const struct rlimit limit = {3 + most, 3 + most};
+    const rlim_t max = *(const int *)argument;
+    const bool enough = max > 3;
+    const struct rlimit limit = {3 + max, 3 + max};
     onehop_group *group;
     for (int fd = 3; fd < 100; fd++) close(fd);
     if (enough || rank == 1) CHECK_INT(0, setrlimit(RLIMIT_NOFILE, &limit));
@@ -244,8 +243,7 @@ static void one_end_for_all(void) {
     }
 }
 
-/* ---- strangers --------------------------------------------------------------------------------
- */
+/* ---- strangers ------------------------------------------------------------------------------- */
 
 static void other_version(int rank, int world_size, void *argument) {
     oh_group_plan plan;
@@ -368,7 +366,7 @@ int main(void) {
     run_ranks(3, late_word, NULL);
     run_ranks(3, cannot_begin, NULL);
     run_ranks(3, met_by_one, NULL);
-    for (int most = 2; most <= 7; most += 5) run_ranks(3, few_descriptors, &most);
+    for (int max = 2; max <= 7; max += 5) run_ranks(3, few_descriptors, &max);
     death_while_opening();
     one_end_for_all();
     hostile_connections();

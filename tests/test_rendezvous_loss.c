@@ -23,8 +23,7 @@ static onehop_group *open_named(int rank, int world_size, const char *name) {
     return group;
 }
 
-/* ---- peers that go ----------------------------------------------------------------------------
- */
+/* ---- peers that go --------------------------------------------------------------------------- */
 
 typedef struct death {
     double killed_at; /* when rank 2 died or left */
@@ -135,8 +134,7 @@ static void last_words(int rank, int world_size, void *argument) {
     onehop_group_close(group);
 }
 
-/* ---- exchanges that fail ----------------------------------------------------------------------
- */
+/* ---- exchanges that fail --------------------------------------------------------------------- */
 
 static void exchange_failures(onehop_group *group) {
     int rank = onehop_group_rank(group);

@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
-#define MOST     4
+#define MAX      4
 #define INIT_MS  1000
 #define PATIENCE 2.0 /* 1 s is wanted; the machine may be busy */
 
@@ -42,7 +42,7 @@ typedef struct trial {
         onehop_result result;
         double ended;
         char text[512];
-    } ranks[MOST];
+    } ranks[MAX];
 } trial;
 
 static trial *now;
@@ -108,7 +108,7 @@ int getsockopt(int fd, int level, int name, void *restrict value, socklen_t *res
 static onehop_result live(int rank, int world_size, onehop_group **group_out) {
     onehop_group_config g = ONEHOP_CONFIG_INIT(onehop_group_config);
     onehop_config c = ONEHOP_CONFIG_INIT(onehop_config);
-    onehop_t *context;
+    onehop_context *context;
     onehop_symmetric *symmetric;
     const onehop_device host = {ONEHOP_DEVICE_HOST, 0};
     float data[64] = {1};
@@ -191,7 +191,7 @@ static void judge(void) {
 }
 
 static bool try_place(int world_size, int victim, fault kind, int place) {
-    pid_t pids[MOST];
+    pid_t pids[MAX];
     memset(now, 0, sizeof *now);
     now->world_size = world_size, now->victim = victim, now->fault = kind, now->place = place;
     now->silent_exit = place % 2;
@@ -204,11 +204,11 @@ static bool try_place(int world_size, int victim, fault kind, int place) {
 
 int main(int argc, char **argv) {
     const bool all = argc > 1 && !strcmp(argv[1], "all");
-    int trials = 0, most = argc > 2 ? atoi(argv[2]) : 3;
+    int trials = 0, max = argc > 2 ? atoi(argv[2]) : 3;
     watchdog(all ? 3600 : 200);
     setenv("ONEHOP_LOG", "error", 1);
     now = shared_memory(sizeof *now);
-    for (int world_size = 2; world_size <= most; world_size++)
+    for (int world_size = 2; world_size <= max; world_size++)
         for (int victim = 0; victim < world_size; victim++)
             for (fault kind = KILLED; kind <= EMFILE_ON; kind++) {
                 const bool whole = all || kind == ENOBUFS_ONCE;

@@ -1,6 +1,6 @@
 /* Grids of several communicators on a GPU: they leave each other room, or creation says the rule
- * (comm/residency.h). The arithmetic and the list, without a GPU; tests/gpu/test_gpu_two_comms.c has
- * the calls. */
+ * (comm/residency.h). The arithmetic and the list, without a GPU; tests/gpu/test_gpu_two_comms.c
+ * has the calls. */
 /* labels: quick */
 #include "harness.h"
 
@@ -31,7 +31,8 @@ static void shares(void) {
     expect_shares(16, sixteen, 2);
 }
 
-/* Fits or not, by counting: one block of each grid but the largest finds an empty multiprocessor. */
+/* Fits or not, by counting: one block of each grid but the largest finds an empty
+ * multiprocessor. */
 static void rule(void) {
     const oh_grids none = {0, 0}, small = {16, 16}, whole = {132, 132}, pair = {132, 66};
     CHECK(oh_residency_fits(&none, SMS, 1, 132));

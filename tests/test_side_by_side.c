@@ -1,6 +1,6 @@
 /* What a group leaves behind, and what it shares with others: two jobs at once, all ranks killed,
- * contexts made and destroyed many times, machines that deny pidfds, ptrace and root, or claim handles
- * that they cannot make. */
+ * contexts made and destroyed many times, machines that deny pidfds, ptrace and root, or claim
+ * handles that they cannot make. */
 #include "fault_kit.h"
 #include "device/device.h"
 #include "rendezvous/opening.h"
@@ -12,9 +12,9 @@
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
 
-#define MOST 4
+#define MAX 4
 
-/* ---- two jobs that differ only in their names ------------------------------------------------------- */
+/* ---- two jobs that differ only in their names ------------------------------------------------ */
 
 #define JOBS      2
 #define JOB_CALLS 10000
@@ -32,7 +32,7 @@ static void run_job(int rank, int world_size, void *argument) {
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     setenv("MASTER_PORT", name, 1);
     setenv("TORCHELASTIC_RUN_ID", kit_own_name("jobs").text, 1);
-    onehop_t *ctx = kit_open(rank, world_size, NULL, KIT_PATIENCE_MS);
+    onehop_context *ctx = kit_open(rank, world_size, NULL, KIT_PATIENCE_MS);
     /* Job 1's numbers are other ones. */
     const unsigned first = 17u * (unsigned)j->number;
     for (unsigned i = first; i < first + JOB_CALLS; i++)
@@ -49,7 +49,7 @@ static void two_jobs(void) {
     for (int i = 0; i < JOBS * 2; i++) CHECK_INT(0, wait_rank(pids[i]));
 }
 
-/* ---- nothing is left behind ---------------------------------------------------------------------------- */
+/* ---- nothing is left behind ------------------------------------------------------------------ */
 
 static int entries(const char *path) {
     int count = 0;
@@ -87,21 +87,21 @@ static bool listed(const char *name, int rank) {
 
 typedef struct run {
     char name[32];
-    uint32_t calls[MOST]; /* atomic */
+    uint32_t calls[MAX]; /* atomic */
 } run;
 
 static void call_for_ever(int rank, int world_size, void *argument) {
     run *now = argument;
     kit_buffers *m = kit_buffers_make();
-    onehop_t *ctx = kit_open(rank, world_size, now->name, KIT_PATIENCE_MS);
+    onehop_context *ctx = kit_open(rank, world_size, now->name, KIT_PATIENCE_MS);
     for (unsigned i = 0;; i++) {
         CHECK_OK(kit_call(ctx, &kit_ways[i % KIT_WAYS], m, i));
         __atomic_add_fetch(&now->calls[rank], 1, __ATOMIC_RELAXED);
     }
 }
 
-/* Rank 0 waits for a rank 1 that never comes: its name must be seen while it does, and not after.
- * */
+/* Rank 0 waits for a rank 1 that never comes: its name must be seen while it does, and not
+ * after. */
 static void proof_of_listed(void) {
     run *now = shared_memory(sizeof *now);
     snprintf(now->name, sizeof now->name, "listed");
@@ -176,9 +176,9 @@ static void again_and_again(int rank, int world_size, void *argument) {
     for (int i = 0; i < 1000; i++) {
         char name[32];
         snprintf(name, sizeof name, "again %d", i % 3);
-        onehop_t *ctx = i % 4 ? kit_open_on(group, KIT_PATIENCE_MS)
-                              : kit_open(rank, world_size, name, KIT_PATIENCE_MS);
-        onehop_stream_t stream;
+        onehop_context *ctx = i % 4 ? kit_open_on(group, KIT_PATIENCE_MS)
+                                    : kit_open(rank, world_size, name, KIT_PATIENCE_MS);
+        onehop_stream stream;
         onehop_host_graph *graph;
         const kit_way way = {"captured", 500, i % 2 ? ONEHOP_1SHOT_PULL : ONEHOP_2SHOT_PULL};
         if (i % 8 == 0) kit_good_calls(ctx, m, (unsigned)i / 8, 3);
@@ -218,13 +218,13 @@ static void failed_set_ups(int rank, int world_size, void *argument) {
     for (int i = 0; i < 60; i++) {
         char name[32];
         onehop_config config = kit_config(0);
-        onehop_t *ctx = NULL;
+        onehop_context *ctx = NULL;
         snprintf(name, sizeof name, "failed %d", i);
         config.rank = rank;
         config.world_size = world_size;
         const kit_name own = kit_own_name(name);
         config.name = own.text;
-        if (i % 3 == 0 && rank) config.max_rows = 9;
+        if (i % 3 == 0 && rank) config.max_registrations = 9;
         if (i % 3 == 1) config.push_bytes = 5;
         if (i % 3 == 2 && rank)
             config.timeout_ms = UINT32_MAX; /* found last, when all memory is there */
@@ -237,7 +237,7 @@ static void failed_set_ups(int rank, int world_size, void *argument) {
         FAIL("%d mappings, %d after the first rounds", mappings(), maps);
 }
 
-/* ---- a narrow sandbox ------------------------------------------------------------------------------------- */
+/* ---- a narrow sandbox ------------------------------------------------------------------------ */
 
 static void deny_calls(void) {
     struct sock_filter filter[] = {
@@ -269,7 +269,7 @@ static void in_sandbox(int rank, int world_size, void *argument) {
     }
     deny_calls();
     kit_buffers *m = kit_buffers_make();
-    onehop_t *ctx = kit_open(rank, world_size, "sandbox", KIT_PATIENCE_MS);
+    onehop_context *ctx = kit_open(rank, world_size, "sandbox", KIT_PATIENCE_MS);
     kit_good_calls(ctx, m, 0, 12);
     if (rank == *victim) _exit(0);
     if (*victim >= 0) { /* without pidfds the sockets tell */
@@ -286,7 +286,7 @@ static void in_sandbox(int rank, int world_size, void *argument) {
     _exit(0); /* a leak checker needs ptrace */
 }
 
-/* ---- handles that are claimed and refused ----------------------------------------------------------------- */
+/* ---- handles that are claimed and refused ---------------------------------------------------- */
 
 static const oh_device_ops *honest;
 static int refused; /* creations of fabric memory */
@@ -315,7 +315,7 @@ static void with_claims(int rank, int world_size, void *argument) {
     claiming.mem_create = refuse_fabric;
     if (who < 0 || who == rank) host->ops = &claiming;
     kit_buffers *m = kit_buffers_make();
-    onehop_t *ctx = kit_open(rank, world_size, "claims", KIT_PATIENCE_MS);
+    onehop_context *ctx = kit_open(rank, world_size, "claims", KIT_PATIENCE_MS);
     kit_good_calls(ctx, m, 0, KIT_WAYS);
     CHECK_INT(0, refused);
     onehop_destroy(ctx);

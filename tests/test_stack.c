@@ -1,9 +1,9 @@
 /* labels: quick asan-off tsan-off timeout=60 */
 /* Property: no public function takes more than 16 KB of its caller's stack, the C library's frames
- * included. The stack below a call is painted first and looked at afterwards. Then all is done again on a
- * stack that is no larger, with a page below it that ends the process when it is touched: so what
- * painting might not see (a frame that is skipped over) shows too. Sanitizers need more, hence not
- * theirs. */
+ * included. The stack below a call is painted first and looked at afterwards. Then all is done
+ * again on a stack that is no larger, with a page below it that ends the process when it is
+ * touched: so what painting might not see (a frame that is skipped over) shows too. Sanitizers need
+ * more, hence not theirs. */
 #include "fault_kit.h"
 
 #include <ucontext.h>
@@ -58,8 +58,8 @@ __attribute__((noinline)) static void look(const char *call) {
 /* Objects of the one thread that measures; static, so that its own frame is small. */
 static int rank;
 static onehop_group *group, *second;
-static onehop_t *context, *all[ONEHOP_MAX_RANKS];
-static onehop_stream_t stream;
+static onehop_context *context, *all[ONEHOP_MAX_RANKS];
+static onehop_stream stream;
 static onehop_host_graph *graph;
 static const onehop_device host = {ONEHOP_DEVICE_HOST, 0};
 static float *memory, scales[8];
@@ -158,7 +158,7 @@ static void ask(void) {
     static onehop_failure failure;
     static onehop_symmetric *symmetric;
     OK(onehop_get_stats(context, &stats));
-    CHECK_INT(40, stats.rows_direct);
+    CHECK_INT(40, stats.registrations_direct);
     OK(onehop_would_use(context, 4096, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
     OK(onehop_prepare(context, NULL));
     OK(onehop_set_timeout(context, 20000));
@@ -191,17 +191,17 @@ static void make_comm(void) {
     layout.device_kind = config.device.kind = ONEHOP_DEVICE_HOST;
     layout.world_size = config.world_size = 1;
     OK(onehop_layout_get(&layout, &sizes));
-    char *slab = aligned_alloc(
+    char *buffer = aligned_alloc(
         4096, sizes.symmetric_bytes + 2 * 4096 + sizes.local_bytes + sizes.host_bytes + 4096 -
                   (sizes.symmetric_bytes + sizes.local_bytes + sizes.host_bytes) % 4096);
     config.layout = &layout;
-    config.symmetric[0] = slab;
-    config.local = slab + sizes.symmetric_bytes;
+    config.symmetric[0] = buffer;
+    config.local = buffer + sizes.symmetric_bytes;
     config.host = (char *)config.local + (sizes.local_bytes + 4095) / 4096 * 4096;
-    OK(onehop_storage_arm(&layout, host, slab, config.local, config.host));
+    OK(onehop_storage_arm(&layout, host, buffer, config.local, config.host));
     OK(onehop_comm_create(&config, &comm));
     END(onehop_comm_destroy(comm));
-    free(slab);
+    free(buffer);
 }
 
 static void do_all(void) {

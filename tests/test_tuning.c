@@ -1,7 +1,7 @@
 /* Tuning tables: what is refused and where it stands, that every call has a choice which the group
- * can do, which rows are passed over, that a file decides what really runs, at every bound of every
- * row too, and that all ranks must have the same one. What can be tested of the hand-over to NCCL
- * without a GPU. */
+ * can do, which rules are passed over, that a file decides what really runs, at every bound of
+ * every rule too, and that all ranks must have the same one. What can be tested of the hand-over to
+ * NCCL without a GPU. */
 /* labels: quick */
 #include "fault_kit.h"
 #include "rank_contexts.h"
@@ -56,8 +56,8 @@ static void refusals(void) {
     refused(CUDA "2 any any 1shot_push - 3\n", 3, "7 words", "found 6");
     refused(CUDA "2 any any 1shot_push - 3 64 1 2 3\n", 3, "7 words", "found 10");
     static const struct {
-        const char *row, *expected, *found;
-    } rows[] = {
+        const char *rule, *expected, *found;
+    } rules[] = {
         {"1 any any 1shot_push - 3 64", "world size of 2..16", "\"1\""},
         {"17 any any 1shot_push - 3 64", "world size", "\"17\""},
         {"8-3 any any 1shot_push - 3 64", "world size", "\"8-3\""},
@@ -90,11 +90,11 @@ static void refusals(void) {
         {"2 any any 1shot_push - 3 0", "threads", "\"0\""},
         {"2 any any 1shot_push - 3 1056", "threads", "\"1056\""},
     };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         char text[160];
         snprintf(text, sizeof text, CUDA "# fine\n2 any 1K 1shot_push - 3 64 # fine\n%s\n",
-                 rows[i].row);
-        refused(text, 5, rows[i].expected, rows[i].found);
+                 rules[i].rule);
+        refused(text, 5, rules[i].expected, rules[i].found);
     }
     refused(HOST "2 any any 1shot_push - 3 32\n", 3, "1 on the host", "\"32\"");
     refused(HOST "2 any any host_1shot - 2 1\n", 3, "1 for host_1shot", "\"2\"");
@@ -115,16 +115,16 @@ static void layouts(void) {
     CHECK_OK(parse(wild, sizeof wild - 1, &b));
     CHECK_INT(1, a.count);
     CHECK(oh_tuning_hash(&a) == oh_tuning_hash(&b));
-    const oh_tuning_row *row = &a.rows[0];
-    CHECK(row->device == OH_TUNING_CUDA && row->world_low == 3 && row->world_high == 8);
-    CHECK(row->modes == 1u << ONEHOP_MODE_GRAPH && row->above == 8u << 20 &&
-          row->up_to == UINT64_MAX);
-    CHECK(row->algorithm == ONEHOP_2SHOT_PULL && row->source == ONEHOP_SOURCE_GRAPH);
-    CHECK(row->blocks == 65 && row->threads == OH_TUNING_MOST);
+    const oh_tuning_rule *rule = &a.rules[0];
+    CHECK(rule->device == OH_TUNING_CUDA && rule->world_low == 3 && rule->world_high == 8);
+    CHECK(rule->modes == 1u << ONEHOP_MODE_GRAPH && rule->above == 8u << 20 &&
+          rule->up_to == UINT64_MAX);
+    CHECK(rule->algorithm == ONEHOP_2SHOT_PULL && rule->source == ONEHOP_SOURCE_GRAPH);
+    CHECK(rule->blocks == 65 && rule->threads == OH_TUNING_MAX);
     oh_tuning_free(&b);
-    b.rows = a.rows, b.count = a.count;
+    b.rules = a.rules, b.count = a.count;
     const uint64_t hash = oh_tuning_hash(&a);
-    b.rows[0].threads = 64;
+    b.rules[0].threads = 64;
     CHECK(oh_tuning_hash(&b) != hash);
     oh_tuning_free(&a);
 }
@@ -142,7 +142,7 @@ static void init(oh_dispatch *d, onehop_device_kind kind, uint32_t capability, i
     config.world_size = world;
     if (kind == ONEHOP_DEVICE_CUDA) config.max_blocks = 132;
     CHECK_OK(oh_dispatch_init(d, &group, tuning));
-    CHECK_OK(oh_layout_plan(&config, &layout, &d->planes));
+    CHECK_OK(oh_layout_plan(&config, &layout, &d->regions));
 }
 
 static void check_plan(const oh_dispatch *d, const oh_question *q) {
@@ -161,15 +161,15 @@ static void check_plan(const oh_dispatch *d, const oh_question *q) {
                               : oh_kernel_find(d->kind, c->algorithm, q->dtype, d->world)));
     CHECK(plan.chunk_bytes > 0 && plan.chunk_bytes <= UINT32_MAX);
     CHECK(c->chunks == (q->bytes + plan.chunk_bytes - 1) / plan.chunk_bytes);
-    CHECK(c->blocks >= 1 && c->blocks <= d->planes.max_blocks);
-    /* What lies in the planes at a time fits there. */
-    if (c->algorithm == ONEHOP_GATHER_FLAGS)
-        CHECK(c->chunks == 1 && 2 * q->bytes <= d->planes.flag_bytes);
+    CHECK(c->blocks >= 1 && c->blocks <= d->regions.max_blocks);
+    /* What lies in the regions at a time fits there. */
+    if (c->algorithm == ONEHOP_GATHER_LL)
+        CHECK(c->chunks == 1 && 2 * q->bytes <= d->regions.ll_bytes);
     if (c->algorithm == ONEHOP_GATHER_PUSH)
-        CHECK((size_t)d->world * 4 * plan.chunk_bytes <= d->planes.pull_bytes);
-    const size_t box = OH_BOX_BYTES(d->planes.pull_bytes, (size_t)d->world);
+        CHECK((size_t)d->world * 4 * plan.chunk_bytes <= d->regions.pull_bytes);
+    const size_t box = OH_BOX_BYTES(d->regions.pull_bytes, (size_t)d->world);
     if (c->algorithm == ONEHOP_HOST_GATHER)
-        CHECK((c->chunks == 1 ? 1 : 4) * plan.chunk_bytes <= d->planes.pull_bytes);
+        CHECK((c->chunks == 1 ? 1 : 4) * plan.chunk_bytes <= d->regions.pull_bytes);
     if (c->algorithm == ONEHOP_HOST_1SHOT || c->algorithm == ONEHOP_HOST_SCATTER)
         CHECK((c->chunks == 1 ? 1 : 2) * plan.chunk_bytes <= box);
     /* Two results of a shard, which is whole lines of 128 bytes. */
@@ -211,7 +211,7 @@ static void check_sizes(const oh_dispatch *d) {
 
 static void total(void) {
     static const uint32_t capabilities[] = {80, 90, 100, 103, 120};
-    /* A file whose rows serve next to nothing leaves the rest to the tables compiled in. */
+    /* A file whose rules serve next to nothing leaves the rest to the tables compiled in. */
     static const char sparse[] = CUDA "2-16 graph 4K-8K 1shot_pull graph 1024 1024\n"
                                       "device host\n5 any 7 1shot_push - max max\n";
     oh_tuning tuning, file;
@@ -228,8 +228,8 @@ static void total(void) {
         }
         if (with_file) break;
         CHECK_OK(parse(sparse, sizeof sparse - 1, &file));
-        file.rows = realloc(file.rows, (file.count + tuning.count) * sizeof *file.rows);
-        memcpy(file.rows + file.count, tuning.rows, tuning.count * sizeof *tuning.rows);
+        file.rules = realloc(file.rules, (file.count + tuning.count) * sizeof *file.rules);
+        memcpy(file.rules + file.count, tuning.rules, tuning.count * sizeof *tuning.rules);
         file.count += tuning.count;
         oh_tuning_free(&tuning);
         tuning = file;
@@ -302,7 +302,7 @@ static void passed_over(void) {
     CHECK_RESULT(ONEHOP_ERR_INTERNAL, oh_dispatch_choose(&d, &q, &plan));
 }
 
-/* Rows over multicast serve where it is on, windows too; unnamed calls only by a row. */
+/* Rules over multicast serve where it is on, windows too; unnamed calls only by a rule. */
 static void windows_of_multicast(void) {
     static const char text[] = CUDA "2 graph 1K-2K 2shot_pull multicast 5 max\n"
                                     "2 eager 1K 1shot_pull multicast 7 64\n"
@@ -354,7 +354,7 @@ static void grids(void) {
     expect_grid(&plan, 9, 128);
     plan = choose(&d, 1026, ONEHOP_MODE_EAGER, false, NULL);
     expect_grid(&plan, 132, 512); /* max: what the kernel and the GPU take */
-    /* By name: the row of that algorithm, clipped; one that has none takes another's grid. */
+    /* By name: the rule of that algorithm, clipped; one that has none takes another's grid. */
     call.algorithm = ONEHOP_1SHOT_PUSH;
     plan = choose(&d, 1026, ONEHOP_MODE_EAGER, false, &call);
     expect_grid(&plan, 132, 1024);
@@ -431,12 +431,12 @@ static void sizes_on_gpus(void) {
         CHECK_INT(3 << 20, push); /* two shards */
     init_text(&d, text, 90, 2, false);
     oh_dispatch_sizes(&d, 0, true, &usual, &push, &pull);
-    CHECK_INT(OH_DISPATCH_MOST_BYTES, pull);
+    CHECK_INT(OH_DISPATCH_MAX_BYTES, pull);
     oh_dispatch_sizes(&d, 2000001, false, &usual, &push, &pull);
     CHECK_INT(2002944, push); /* whole pages */
 }
 
-/* ---- a file decides ---------------------------------------------------------------------------- */
+/* ---- a file decides -------------------------------------------------------------------------- */
 
 #define W 3
 
@@ -471,7 +471,7 @@ static const char host_table[] = HOST "3 any 1K 1shot_push - 5 1\n"
                                       "3 graph 4K 1shot_pull graph 4 1\n"
                                       "3 any 8K host_2shot - 1 1\n";
 
-static void expect_run(onehop_t *ctx, size_t count, onehop_algorithm want, uint32_t blocks) {
+static void expect_run(onehop_context *ctx, size_t count, onehop_algorithm want, uint32_t blocks) {
     const size_t bytes = count * sizeof(float);
     onehop_choice choice;
     onehop_stats before, after;
@@ -490,11 +490,12 @@ static void expect_run(onehop_t *ctx, size_t count, onehop_algorithm want, uint3
 }
 
 /* A captured call: counted as what would_use says of graphs, and right when replayed. */
-static void expect_captured(onehop_t *ctx, size_t count, bool in_place, onehop_algorithm want) {
+static void expect_captured(onehop_context *ctx, size_t count, bool in_place,
+                            onehop_algorithm want) {
     const size_t bytes = count * sizeof(float);
     onehop_choice choice;
     onehop_stats before, after;
-    onehop_stream_t stream;
+    onehop_stream stream;
     onehop_host_graph *graph;
     kit_buffers *m = kit_buffers_make();
     float *out = in_place ? m->in : m->out;
@@ -522,7 +523,7 @@ static void expect_captured(onehop_t *ctx, size_t count, bool in_place, onehop_a
 static void by_file(int rank, int world_size, void *argument) {
     const tables *t = argument;
     setenv("ONEHOP_TUNING", t->path[rank], 1);
-    onehop_t *ctx = kit_open(rank, world_size, "by file", KIT_PATIENCE_MS);
+    onehop_context *ctx = kit_open(rank, world_size, "by file", KIT_PATIENCE_MS);
     expect_run(ctx, 256, ONEHOP_1SHOT_PUSH, 5);
     expect_run(ctx, 257, ONEHOP_2SHOT_PULL, 4);
     expect_run(ctx, 513, ONEHOP_HOST_2SHOT, 1);
@@ -544,7 +545,7 @@ typedef struct refusal {
 static void not_by_file(int rank, int world_size, void *argument) {
     const refusal *s = argument;
     onehop_config config = kit_config(KIT_PATIENCE_MS);
-    onehop_t *ctx = NULL;
+    onehop_context *ctx = NULL;
     const kit_name own = kit_own_name(s->words[0]);
     config.rank = rank;
     config.world_size = world_size;
@@ -623,26 +624,27 @@ static void odd_files(void) {
     CHECK(truncate(t.path[0], 2 << 20) == 0);
     CHECK_RESULT(ONEHOP_ERR_ENVIRONMENT, load_from(t.path[0]));
     CHECK_CONTAINS("longer than", onehop_last_error());
-    /* More rows than a group may have. */
+    /* More rules than a group may have. */
     FILE *file = fopen(t.path[0], "w");
     fputs(HOST, file);
-    for (int i = 1; i <= OH_DISPATCH_ROWS; i++) fprintf(file, "2 any %d host_1shot - 1 1\n", 4 * i);
+    for (int i = 1; i <= OH_DISPATCH_RULES; i++)
+        fprintf(file, "2 any %d host_1shot - 1 1\n", 4 * i);
     fclose(file);
     setenv("ONEHOP_TUNING", t.path[0], 1);
-    onehop_t *contexts[3];
+    onehop_context *contexts[3];
     onehop_config config = kit_config(KIT_PATIENCE_MS);
     CHECK_RESULT(ONEHOP_ERR_ENVIRONMENT, onehop_create_all(&config, 2, NULL, contexts));
-    CHECK_CONTAINS("more than 192 rows", onehop_last_error());
+    CHECK_CONTAINS("more than 192 rules", onehop_last_error());
     CHECK_OK(onehop_create_all(&config, 3, NULL, contexts)); /* none is for 3 */
     for (int r = 0; r < 3; r++) onehop_destroy(contexts[r]);
     unsetenv("ONEHOP_TUNING");
     remove_tables(&t);
 }
 
-/* ---- every bound ---------------------------------------------------------------------------------------------- */
+/* ---- every bound ----------------------------------------------------------------------------- */
 
-/* Every algorithm and source, both modes, windows, gaps that the default table serves, a bound within
- * a unit. */
+/* Every algorithm and source, both modes, windows, gaps that the default table serves, a bound
+ * within a unit. */
 static const char bounds_table[] = HOST "2-16 any 64 1shot_push - 3 1\n"
                                         "2-16 eager 100-1K 2shot_push - 3 1\n"
                                         "2-16 graph 1K 1shot_pull graph 3 1\n"
@@ -656,7 +658,7 @@ static const char bounds_table[] = HOST "2-16 any 64 1shot_push - 3 1\n"
 
 enum {
     EDGE_CALLS = 360,
-    EDGE_MOST = 70000, /* bytes of a call */
+    EDGE_MAX = 70000, /* bytes of a call */
     EDGE_GUARD = 64
 };
 
@@ -671,15 +673,15 @@ typedef struct edge_data {
     size_t compared;
 } edge_data;
 
-/* An element below, at and above each bound of each row that the group has: of each type, in place and
- * out of place on few ranks, a third of that on many. */
-static size_t list_edges(const onehop_t *ctx, edge_call *calls, size_t *room_out) {
+/* An element below, at and above each bound of each rule that the group has: of each type, in place
+ * and out of place on few ranks, a third of that on many. */
+static size_t list_edges(const onehop_context *ctx, edge_call *calls, size_t *room_out) {
     const oh_dispatch *d = &ctx->comm->dispatch;
     const size_t step = onehop_world_size(ctx) > 3 ? 3 : 1;
     size_t n = 0, used = EDGE_GUARD;
     for (size_t i = 0; i < 2 * d->row_count; i++) {
-        const uint64_t bound = i % 2 ? d->rows[i / 2].above : d->rows[i / 2].up_to;
-        for (size_t k = 0; bound && bound < EDGE_MOST - 4 && k < 18; k++) {
+        const uint64_t bound = i % 2 ? d->rules[i / 2].above : d->rules[i / 2].up_to;
+        for (size_t k = 0; bound && bound < EDGE_MAX - 4 && k < 18; k++) {
             edge_call *c = &calls[n];
             if ((i / 2 + k + k / 3) % step) continue;
             CHECK(++n <= EDGE_CALLS);
@@ -695,8 +697,8 @@ static size_t list_edges(const onehop_t *ctx, edge_call *calls, size_t *room_out
 }
 
 /* One call: counted under the algorithm that would_use names, and under no other. */
-static void edge_run(onehop_t *ctx, const edge_call *c, const void *in, void *out, onehop_mode mode,
-                     onehop_stream_t stream) {
+static void edge_run(onehop_context *ctx, const edge_call *c, const void *in, void *out,
+                     onehop_mode mode, onehop_stream stream) {
     const size_t bytes = c->count * onehop_dtype_bytes(c->dtype);
     onehop_choice choice;
     onehop_stats before, after;
@@ -705,7 +707,8 @@ static void edge_run(onehop_t *ctx, const edge_call *c, const void *in, void *ou
     CHECK_OK(onehop_all_reduce(ctx, in, out, c->count, c->dtype, ONEHOP_SUM, stream));
     CHECK_OK(onehop_get_stats(ctx, &after));
     CHECK_INT(before.bytes + bytes, after.bytes);
-    CHECK_INT(before.rows_used + (choice.source == ONEHOP_SOURCE_GRAPH), after.rows_used);
+    CHECK_INT(before.registrations_used + (choice.source == ONEHOP_SOURCE_GRAPH),
+              after.registrations_used);
     for (int a = 0; a < 16; a++)
         if (after.calls_by[a] != before.calls_by[a] + (a == (int)choice.algorithm))
             FAIL("%zu bytes of %s%s, mode %d, %d ranks: %s was promised, %s counted", bytes,
@@ -714,11 +717,11 @@ static void edge_run(onehop_t *ctx, const edge_call *c, const void *in, void *ou
                  onehop_algorithm_name((onehop_algorithm)a));
 }
 
-static void edges_of_mode(onehop_t *ctx, edge_data *data, onehop_mode mode) {
+static void edges_of_mode(onehop_context *ctx, edge_data *data, onehop_mode mode) {
     const int rank = onehop_rank(ctx);
     edge_call calls[EDGE_CALLS];
     size_t room;
-    onehop_stream_t stream = NULL;
+    onehop_stream stream = NULL;
     onehop_host_graph *graph = NULL;
     const size_t n = list_edges(ctx, calls, &room);
     unsigned char *arena = aligned_alloc(64, room), *want = aligned_alloc(64, room);
@@ -753,16 +756,16 @@ static void edges_of_mode(onehop_t *ctx, edge_data *data, onehop_mode mode) {
     free(want);
 }
 
-static void at_bounds(onehop_t *ctx, int rank, int world, void *argument) {
+static void at_bounds(onehop_context *ctx, int rank, int world, void *argument) {
     edge_data *data = argument;
     const void *in[ONEHOP_MAX_RANKS];
     for (int t = ONEHOP_FLOAT32; t <= ONEHOP_BFLOAT16; t++)
         input_fill(data->in[t][rank], INPUT_REAL, (uint64_t)t, rank, 0,
-                   EDGE_MOST / onehop_dtype_bytes((onehop_dtype)t), (onehop_dtype)t);
+                   EDGE_MAX / onehop_dtype_bytes((onehop_dtype)t), (onehop_dtype)t);
     ranks_barrier(ctx);
     for (int t = ONEHOP_FLOAT32; t <= ONEHOP_BFLOAT16 && rank == 0; t++) {
         for (int r = 0; r < world; r++) in[r] = data->in[t][r];
-        reference_sum(data->sum[t], in, world, EDGE_MOST / onehop_dtype_bytes((onehop_dtype)t),
+        reference_sum(data->sum[t], in, world, EDGE_MAX / onehop_dtype_bytes((onehop_dtype)t),
                       (onehop_dtype)t);
     }
     ranks_barrier(ctx);
@@ -777,13 +780,13 @@ static void bounds(void) {
     tables t;
     memset(&data, 0, sizeof data);
     for (int d = ONEHOP_FLOAT32; d <= ONEHOP_BFLOAT16; d++) {
-        data.sum[d] = aligned_alloc(64, EDGE_MOST / 64 * 64 + 64);
+        data.sum[d] = aligned_alloc(64, EDGE_MAX / 64 * 64 + 64);
         for (int r = 0; r < ONEHOP_MAX_RANKS; r++)
-            data.in[d][r] = aligned_alloc(64, EDGE_MOST / 64 * 64 + 64);
+            data.in[d][r] = aligned_alloc(64, EDGE_MAX / 64 * 64 + 64);
     }
     config.push_bytes = 8192;
     config.pull_bytes = 16384;
-    config.max_rows = EDGE_CALLS;
+    config.max_registrations = EDGE_CALLS;
     make_tables(&t, bounds_table, NULL);
     setenv("ONEHOP_TUNING", t.path[0], 1);
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
@@ -797,7 +800,7 @@ static void bounds(void) {
     }
 }
 
-/* ---- sizes on the host ------------------------------------------------------------------------------------- */
+/* ---- sizes on the host ----------------------------------------------------------------------- */
 
 static void sizes(void) {
     static const struct {
@@ -811,7 +814,7 @@ static void sizes(void) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-        onehop_t *contexts[2];
+        onehop_context *contexts[2];
         onehop_stats stats;
         config.device.kind = ONEHOP_DEVICE_HOST;
         config.max_bytes = cases[i].max_bytes;
@@ -827,12 +830,12 @@ static void sizes(void) {
     }
 }
 
-/* ---- NCCL -------------------------------------------------------------------------------------- */
+/* ---- NCCL ------------------------------------------------------------------------------------ */
 
 /* Rank 1 alone switches it on: all hear of it. */
 static void nccl_on_the_host(int rank, int world_size, void *argument) {
     onehop_config config = kit_config(KIT_PATIENCE_MS);
-    onehop_t *ctx = NULL;
+    onehop_context *ctx = NULL;
     const kit_name own = kit_own_name("nccl");
     (void)argument;
     config.rank = rank;
@@ -845,7 +848,7 @@ static void nccl_on_the_host(int rank, int world_size, void *argument) {
 
 static void nccl(void) {
     onehop_config config = kit_config(KIT_PATIENCE_MS);
-    onehop_t *contexts[2];
+    onehop_context *contexts[2];
     run_ranks(W, nccl_on_the_host, NULL);
     config.flags = ONEHOP_FLAG_NCCL;
     CHECK_RESULT(ONEHOP_ERR_UNSUPPORTED, onehop_create_all(&config, 2, NULL, contexts));

@@ -12,7 +12,7 @@
 #include <immintrin.h>
 #endif
 
-#define MOST 65536
+#define MAX 65536
 
 static const onehop_algorithm algorithms[] = {
     ONEHOP_ALGORITHM_AUTO, ONEHOP_HOST_1SHOT, ONEHOP_HOST_2SHOT, ONEHOP_1SHOT_PUSH,
@@ -25,7 +25,7 @@ typedef struct buffers {
 } buffers;
 
 static buffers buffers_make(void) {
-    buffers b = {calloc(MOST, 4), calloc(MOST, 4), calloc(MOST, 4)};
+    buffers b = {calloc(MAX, 4), calloc(MAX, 4), calloc(MAX, 4)};
     if (!b.in || !b.out || !b.sum) FAIL("no memory");
     return b;
 }
@@ -37,7 +37,7 @@ static void buffers_free(buffers *b) {
 }
 
 /* One call of special values, the type another each time. */
-static void special_values(onehop_t *context, int rank, int world, void *argument) {
+static void special_values(onehop_context *context, int rank, int world, void *argument) {
     buffers b = buffers_make();
     (void)argument;
     for (size_t call = 0; call < 9 * ALGORITHMS; call++) {
@@ -54,30 +54,30 @@ static void special_values(onehop_t *context, int rank, int world, void *argumen
 
 /* Rank 0 sends every pattern of a 16-bit type, the others 0, -0 or their own: sums are the
  * patterns, rounded or canonical. fp32: the same patterns in the upper and in the lower half. */
-static void every_pattern(onehop_t *context, int rank, int world, void *argument) {
+static void every_pattern(onehop_context *context, int rank, int world, void *argument) {
     buffers b = buffers_make();
     const void *all[ONEHOP_MAX_RANKS];
-    unsigned char *inputs = malloc((size_t)world * MOST * 4);
+    unsigned char *inputs = malloc((size_t)world * MAX * 4);
     (void)argument;
     for (int call = 0; call < 12; call++) {
         const onehop_dtype dtype = dtypes[call % 3];
         for (int r = 0; r < world; r++) {
-            all[r] = inputs + (size_t)r * MOST * 4;
-            for (uint32_t i = 0; i < MOST; i++) {
+            all[r] = inputs + (size_t)r * MAX * 4;
+            for (uint32_t i = 0; i < MAX; i++) {
                 const uint32_t pattern = r == 0 || call >= 9 ? (i * (uint32_t)(2 * r + 1)) & 0xffffu
                                          : call % 2          ? 0x8000u
                                                              : 0;
                 const uint32_t wide = call % 6 < 3 ? pattern << 16 | pattern : pattern << 16;
                 if (dtype == ONEHOP_FLOAT32)
-                    memcpy((char *)inputs + (size_t)r * MOST * 4 + 4 * i, &wide, 4);
+                    memcpy((char *)inputs + (size_t)r * MAX * 4 + 4 * i, &wide, 4);
                 else
-                    memcpy((char *)inputs + (size_t)r * MOST * 4 + 2 * i, &pattern, 2);
+                    memcpy((char *)inputs + (size_t)r * MAX * 4 + 2 * i, &pattern, 2);
             }
         }
-        reference_sum(b.sum, all, world, MOST, dtype);
+        reference_sum(b.sum, all, world, MAX, dtype);
         for (int a = 0; a < ALGORITHMS; a++) {
-            CHECK_OK(ranks_all_reduce(context, all[rank], b.out, MOST, dtype, algorithms[a], NULL));
-            expect_equal(b.sum, b.out, MOST, dtype, onehop_algorithm_name(algorithms[a]));
+            CHECK_OK(ranks_all_reduce(context, all[rank], b.out, MAX, dtype, algorithms[a], NULL));
+            expect_equal(b.sum, b.out, MAX, dtype, onehop_algorithm_name(algorithms[a]));
         }
     }
     free(inputs);
@@ -86,7 +86,7 @@ static void every_pattern(onehop_t *context, int rank, int world, void *argument
 
 /* The caller flushes subnormals and rounds up, on odd ranks only: bits are those of the default
  * mode. */
-static void odd_float_mode(onehop_t *context, int rank, int world, void *argument) {
+static void odd_float_mode(onehop_context *context, int rank, int world, void *argument) {
 #if defined(__x86_64__)
     buffers b = buffers_make();
     const unsigned usual = _mm_getcsr() & ~0x3fu;
@@ -116,7 +116,7 @@ static void odd_float_mode(onehop_t *context, int rank, int world, void *argumen
 
 /* inf - inf, largest + largest, +0 + -0, and NaN payloads of which only one rank has any: known by
  * hand. */
-static void known_sums(onehop_t *context, int rank, int world, void *argument) {
+static void known_sums(onehop_context *context, int rank, int world, void *argument) {
     static const uint32_t rows[][3] = {
         /* rank 0, other ranks (rank 1 only for the first three), sum */
         {0x7f800000u, 0xff800000u, 0x7fffffffu}, {0x80000000u, 0x80000000u, 0x80000000u},
@@ -157,7 +157,7 @@ static void *load_main(void *argument) {
 }
 
 /* The other ranks' hashes come in at the end. */
-static void same_again(onehop_t *context, int rank, int world, void *argument) {
+static void same_again(onehop_context *context, int rank, int world, void *argument) {
     const size_t count = 999;
     const int calls = HARNESS_SANITIZED ? 1000 : 10000;
     buffers b = buffers_make();

@@ -1,5 +1,5 @@
-/* Waits sleep: a rank whose peer is late uses next to no processor time, and one of real-time priority leaves
- * its core to a peer of usual priority. */
+/* Waits sleep: a rank whose peer is late uses next to no processor time, and one of real-time
+ * priority leaves its core to a peer of usual priority. */
 /* labels: waits asan-off tsan-off */
 #include "harness.h"
 
@@ -28,9 +28,9 @@ static void check_cost(const char *what, double before) {
     if (used > 0.06 * LATE_MS / 1000) FAIL("%s: %.3f s of processor time", what, used);
 }
 
-static onehop_t *create(int rank, int world_size) {
+static onehop_context *create(int rank, int world_size) {
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    onehop_t *context;
+    onehop_context *context;
     config.rank = rank, config.world_size = world_size, config.name = name;
     config.device.kind = ONEHOP_DEVICE_HOST;
     config.timeout_ms = config.init_timeout_ms = 30000;
@@ -38,7 +38,7 @@ static onehop_t *create(int rank, int world_size) {
     return context;
 }
 
-static void call(onehop_t *context, onehop_algorithm algorithm, onehop_stream_t stream) {
+static void call(onehop_context *context, onehop_algorithm algorithm, onehop_stream stream) {
     static float data[COUNT];
     onehop_call way = ONEHOP_CONFIG_INIT(onehop_call);
     way.algorithm = algorithm;
@@ -55,8 +55,8 @@ typedef struct wait_kind {
 
 static void call_rank(int rank, int world_size, void *argument) {
     const wait_kind *kind = argument;
-    onehop_stream_t stream = NULL;
-    onehop_t *context = create(rank, world_size);
+    onehop_stream stream = NULL;
+    onehop_context *context = create(rank, world_size);
     if (kind->on_stream) CHECK_OK(onehop_host_stream_create(&stream));
     call(context, kind->algorithm, stream);
     CHECK_OK(onehop_synchronize(context, stream));
@@ -95,7 +95,7 @@ static void stay_on(int cpu) {
 static void priority_rank(int rank, int world_size, void *argument) {
     const struct sched_param low = {.sched_priority = 1};
     stay_on(*(int *)argument);
-    onehop_t *context = create(rank, world_size);
+    onehop_context *context = create(rank, world_size);
     if (rank == 0 && sched_setscheduler(0, SCHED_FIFO, &low)) exit(HARNESS_SKIP);
     const double begun = seconds_now();
     for (int i = 0; i < CALLS; i++) call(context, ONEHOP_HOST_1SHOT, NULL);

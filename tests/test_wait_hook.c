@@ -1,5 +1,6 @@
-/* A thread's wait hook is called about every 50 ms by whatever waits, and ends it: the opening of a group, an
- * exchange, a running call, host streams, onehop_destroy. What stands at the other end is told. */
+/* A thread's wait hook is called about every 50 ms by whatever waits, and ends it: the opening of a
+ * group, an exchange, a running call, host streams, onehop_destroy. What stands at the other end is
+ * told. */
 /* labels: waits */
 #include "harness.h"
 
@@ -101,9 +102,9 @@ static void exchanges(void) {
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-static onehop_t *create(int rank, int world_size) {
+static onehop_context *create(int rank, int world_size) {
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    onehop_t *context;
+    onehop_context *context;
     config.rank = rank, config.world_size = world_size, config.name = name;
     config.device.kind = ONEHOP_DEVICE_HOST;
     config.timeout_ms = 20000;
@@ -111,14 +112,14 @@ static onehop_t *create(int rank, int world_size) {
     return context;
 }
 
-static onehop_result reduce(onehop_t *context, float *data, onehop_stream_t stream) {
+static onehop_result reduce(onehop_context *context, float *data, onehop_stream stream) {
     return onehop_all_reduce(context, data, data, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, stream);
 }
 
 /* Rank 1 comes too late: rank 0 has ended its call, for which it had sent its part. */
 static void call_rank(int rank, int world_size, void *unused) {
     float data[COUNT] = {0};
-    onehop_t *context = create(rank, world_size);
+    onehop_context *context = create(rank, world_size);
     (void)unused;
     if (rank == 1) sleep_ms(700);
     if (rank == 1) CHECK_OK(reduce(context, data, NULL));
@@ -134,7 +135,7 @@ static void call_rank(int rank, int world_size, void *unused) {
 static void patient_rank(int rank, int world_size, void *unused) {
     hook_state state = {0, 0};
     float data[COUNT];
-    onehop_t *context = create(rank, world_size);
+    onehop_context *context = create(rank, world_size);
     (void)unused;
     for (int i = 0; i < COUNT; i++) data[i] = 1;
     CHECK_OK(reduce(context, data, NULL));
@@ -151,8 +152,8 @@ static void patient_rank(int rank, int world_size, void *unused) {
 /* What is on a stream goes on, whoever does not want to wait for it. */
 static void stream_rank(int rank, int world_size, void *unused) {
     float data[COUNT];
-    onehop_stream_t stream;
-    onehop_t *context = create(rank, world_size);
+    onehop_stream stream;
+    onehop_context *context = create(rank, world_size);
     (void)unused;
     for (int i = 0; i < COUNT; i++) data[i] = 1;
     CHECK_OK(onehop_host_stream_create(&stream));
@@ -172,11 +173,12 @@ static void stream_rank(int rank, int world_size, void *unused) {
     onehop_host_stream_destroy(stream);
 }
 
-/* The queue holds so many calls; who ends its wait for room has queued nothing, who destroys ends all. */
+/* The queue holds so many calls; who ends its wait for room has queued nothing, who destroys ends
+ * all. */
 static void full_rank(int rank, int world_size, void *unused) {
     float data[COUNT] = {0};
-    onehop_stream_t stream;
-    onehop_t *context = create(rank, world_size);
+    onehop_stream stream;
+    onehop_context *context = create(rank, world_size);
     (void)unused;
     CHECK_OK(onehop_host_stream_create(&stream));
     if (rank == 0) {

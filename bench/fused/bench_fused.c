@@ -1,19 +1,27 @@
-/* Fused calls against the same work done apart, on two GPUs, a process each, in graphs of many calls; where there is one
- * GPU its two halves are the ranks, which tells of launches and of nothing else.
+/* Fused calls against the same work done apart, on two GPUs, a process each, in graphs of many
+ * calls; where there is one GPU its two halves are the ranks, which tells of launches and of
+ * nothing else.
  *
- *   norm     onehop_all_reduce_norm            against onehop_all_reduce, then one kernel that adds the residual and
+ *   norm     onehop_all_reduce_norm            against onehop_all_reduce, then one kernel that adds
+ *                                              the residual and
  *            norms; hidden 4096 and 7168, bfloat16
- *   qknorm   onehop_tp_qknorm, (6144, 1024)/2  against sums of squares, onehop_all_reduce of them, and a kernel that
+ *   qknorm   onehop_tp_qknorm, (6144, 1024)/2  against sums of squares, onehop_all_reduce of them,
+ *                                              and a kernel that
  *            applies them
- *   prefetch onehop_all_reduce of 8 KiB that prefetches the weights of the matrix product after it, against one that does
- *            not; 4096 columns, so many rows; 256 MiB of weights in turn, so none is in the L2 by itself
- *   ahead    the same with a matrix product that itself loads weights before the all-reduce has ended
+ *   prefetch onehop_all_reduce of 8 KiB that prefetches the weights of the matrix product after it,
+ *   against one that does
+ *            not; 4096 columns, so many rows; 256 MiB of weights in turn, so none is in the L2 by
+ *            itself
+ *   ahead    the same with a matrix product that itself loads weights before the all-reduce has
+ *            ended
  *
- * The separate kernels (separate_kernels.cu) depend programmatically on the kernel before and load ahead what it does
- * not write. A time is that of a graph of CALLS calls, by CALLS: the median of ROUNDS, the larger of the ranks. Both ways
- * alternate, so the machine is the same. Before it is timed, one call of each shape is compared with norm_reference.h.
+ * The separate kernels (separate_kernels.cu) depend programmatically on the kernel before and load
+ * ahead what it does not write. A time is that of a graph of CALLS calls, by CALLS: the median of
+ * ROUNDS, the larger of the ranks. Both ways alternate, so the machine is the same. Before it is
+ * timed, one call of each shape is compared with norm_reference.h.
  *
- * bench_fused [--early-trigger] (not on one GPU: what begins early could keep the other rank out) */
+ * bench_fused [--early-trigger] (not on one GPU: what begins early could keep the other rank
+ * out) */
 #include "gpu_ranks.h"
 #include "norm_reference.h"
 
@@ -21,8 +29,8 @@
 
 #define CALLS      100
 #define ROUNDS     21
-#define MOST_ROWS  4096
-#define MOST_BYTES ((size_t)MOST_ROWS * 7168 * 2)
+#define MAX_ROWS  4096
+#define MAX_BYTES ((size_t)MAX_ROWS * 7168 * 2)
 #define CHECKED    ((size_t)64 * 7168) /* elements */
 #define Q_WIDTH    3072
 #define K_WIDTH    512
@@ -94,7 +102,7 @@ static void launch(bench *b, separate which, const separate_args *args, uint32_t
     CHECK_OK(device->ops->launch(device, &l));
 }
 
-/* ---- the work ------------------------------------------------------------------------------------ */
+/* ---- the work -------------------------------------------------------------------------------- */
 
 static void fused_norm(bench *b) {
     onehop_norm n = ONEHOP_CONFIG_INIT(onehop_norm);
@@ -188,7 +196,7 @@ static void plain_product(bench *b) {
     product(b, false);
 }
 
-/* ---- timing -------------------------------------------------------------------------------------- */
+/* ---- timing ---------------------------------------------------------------------------------- */
 
 static int ascending(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
@@ -245,7 +253,7 @@ static float bf16_value(uint16_t half) {
 
 /* The sum is twice the input, and the product that of equal numbers. */
 static void check_product(bench *b) {
-    uint16_t sum[COLUMNS], y[MOST_ROWS];
+    uint16_t sum[COLUMNS], y[MAX_ROWS];
     const float expected = COLUMNS * bf16_value(0x3cbc) * bf16_value(0x3838);
     gpu_read(b->rank, sum, b->sum, sizeof sum);
     gpu_read(b->rank, y, b->y, 2 * b->rows);
@@ -256,11 +264,11 @@ static void check_product(bench *b) {
             FAIL("product %zu is %g, expected %g", i, (double)bf16_value(y[i]), (double)expected);
 }
 
-static void products(bench *b, size_t most_rows) {
+static void products(bench *b, size_t max_rows) {
     static void (*const ways[2])(bench *) = {prefetched_product, plain_product};
     gpu_fill(b->rank, b->x, 0x3c, 2 * COLUMNS);
     for (int ahead = 0; ahead < 2; ahead++)
-        for (b->rows = 256; b->rows <= most_rows; b->rows *= 2) {
+        for (b->rows = 256; b->rows <= max_rows; b->rows *= 2) {
             b->loads_ahead = ahead;
             compare(b, ahead ? "ahead" : "prefetch", ways);
             check_product(b);
@@ -313,40 +321,40 @@ static void all(gpu_rank *ranks, int here, void *argument) {
     static void (*const qknorm[2])(bench *) = {fused_qknorm, separate_qknorm};
     static const size_t hiddens[] = {4096, 7168},
                         rows[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
-    const size_t most_rows = *(const int *)argument > 1 ? MOST_ROWS : 16;
+    const size_t max_rows = *(const int *)argument > 1 ? MAX_ROWS : 16;
     gpu_rank *r = &ranks[0];
     bench b = {.rank = r,
-               .x = gpu_alloc(r, MOST_BYTES),
-               .sum = gpu_alloc(r, MOST_BYTES),
-               .residual = gpu_alloc(r, MOST_BYTES),
+               .x = gpu_alloc(r, MAX_BYTES),
+               .sum = gpu_alloc(r, MAX_BYTES),
+               .residual = gpu_alloc(r, MAX_BYTES),
                .weight = gpu_alloc(r, 2 * 7168),
-               .y = gpu_alloc(r, MOST_BYTES),
-               .sums = gpu_alloc(r, 8 * MOST_ROWS),
+               .y = gpu_alloc(r, MAX_BYTES),
+               .sums = gpu_alloc(r, 8 * MAX_ROWS),
                .weights = gpu_alloc(r, WEIGHTS)};
     (void)here;
     load(&b);
     /* 1.0 and 0.0078 everywhere else: nothing is timed on zeros. */
-    gpu_fill(r, b.x, 0x3c, MOST_BYTES);
-    gpu_fill(r, b.residual, 0x3c, MOST_BYTES);
+    gpu_fill(r, b.x, 0x3c, MAX_BYTES);
+    gpu_fill(r, b.residual, 0x3c, MAX_BYTES);
     gpu_fill(r, b.weight, 0x3f, 2 * 7168);
     gpu_fill(r, b.weights, 0x38, WEIGHTS);
     if (r->rank == 0)
         printf("%-7s %6s %6s %9s %9s %7s\n", "what", "hidden", "rows", "fused us", "apart us",
                "ratio");
     for (size_t h = 0; h < 2; h++)
-        for (size_t i = 0; i < sizeof rows / sizeof *rows && rows[i] <= most_rows; i++) {
+        for (size_t i = 0; i < sizeof rows / sizeof *rows && rows[i] <= max_rows; i++) {
             b.hidden = hiddens[h];
             b.rows = rows[i];
             if (b.rows <= 64) check_norm(&b);
             compare(&b, "norm", norm);
         }
     b.hidden = 0;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows && rows[i] <= most_rows; i++) {
+    for (size_t i = 0; i < sizeof rows / sizeof *rows && rows[i] <= max_rows; i++) {
         b.rows = rows[i];
         compare(&b, "qknorm", qknorm);
     }
     b.hidden = COLUMNS;
-    products(&b, MOST_ROWS);
+    products(&b, MAX_ROWS);
     gpu_barrier(r);
     unsigned char *memory[] = {b.x, b.sum, b.residual, b.weight, b.y, b.sums, b.weights};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) gpu_free(r, memory[i]);

@@ -1,6 +1,7 @@
-/* What fused calls are compared with: the best separate kernels for the work beside the all-reduce. bfloat16, aligned,
- * sizes of whole units of 16 bytes; one block a row; programmatic dependent launch: what the kernel before does not write
- * is loaded before the wait for it. And a matrix product of one row, bound by memory, to follow an all-reduce. */
+/* What fused calls are compared with: the best separate kernels for the work beside the all-reduce.
+ * bfloat16, aligned, sizes of whole units of 16 bytes; one block a row; programmatic dependent
+ * launch: what the kernel before does not write is loaded before the wait for it. And a matrix
+ * product of one row, bound by memory, to follow an all-reduce. */
 #include <cuda_bf16.h>
 
 struct separate_args {
@@ -127,8 +128,8 @@ extern "C" __global__ void __launch_bounds__(1024) separate_qk_apply(const __gri
     if (mine) *at = scaled(x, w, rsqrtf((is_q ? sums.x * a.inverse_q : sums.y * a.inverse_k) + a.eps));
 }
 
-/* y[n] = sum over k of weight[n][k] x[k]; a block a row of the matrix, of 4 units a thread, all in flight. `loads_ahead`:
- * also while the kernel before still runs, as far as blocks find room. */
+/* y[n] = sum over k of weight[n][k] x[k]; a block a row of the matrix, of 4 units a thread, all in
+ * flight. `loads_ahead`: also while the kernel before still runs, as far as blocks find room. */
 extern "C" __global__ void __launch_bounds__(128) separate_matvec(const __grid_constant__ separate_args a) {
     __shared__ float shared[32];
     const unit *x = (const unit *)a.x, *weight = (const unit *)a.weight + (size_t)blockIdx.x * a.units;

@@ -73,7 +73,7 @@ static float from_bf16(uint16_t half) {
     return value;
 }
 
-static onehop_result forward(rank_state *self, onehop_t *context) {
+static onehop_result forward(rank_state *self, onehop_context *context) {
     multiply(self->partial, self->rank * SHARE, SHARE);
     for (int i = 0; i < OUTPUTS; i++) self->bf16[i] = to_bf16(self->partial[i]);
     onehop_result result = onehop_all_reduce(context, self->partial, self->fp32, OUTPUTS,
@@ -86,7 +86,7 @@ static onehop_result forward(rank_state *self, onehop_t *context) {
 static void *run_rank(void *argument) {
     rank_state *self = argument;
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    onehop_t *context = NULL;
+    onehop_context *context = NULL;
     config.group = self->group;
     config.device.kind = ONEHOP_DEVICE_HOST;
     onehop_result result = onehop_create(&config, &context);

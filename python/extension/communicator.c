@@ -20,15 +20,16 @@ static PyObject *none_or_raise(onehop_result result) {
     return result ? ext_raise(result) : Py_NewRef(Py_None);
 }
 
-/* ---- memory -------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
-/* (device_kind, world_size, push_bytes, pull_bytes, max_blocks, max_rows), zero for a default. */
+/* (device_kind, world_size, push_bytes, pull_bytes, max_blocks, max_registrations), zero for a
+ * default. */
 static int parse_layout(PyObject *tuple, onehop_layout_config *config_out) {
     onehop_layout_config config = ONEHOP_CONFIG_INIT(onehop_layout_config);
     int kind;
     Py_ssize_t push_bytes = 0, pull_bytes = 0;
     if (!PyArg_ParseTuple(tuple, "ii|nnII;a layout", &kind, &config.world_size, &push_bytes,
-                          &pull_bytes, &config.max_blocks, &config.max_rows))
+                          &pull_bytes, &config.max_blocks, &config.max_registrations))
         return -1;
     config.device_kind = (onehop_device_kind)kind;
     config.push_bytes = (size_t)push_bytes;
@@ -47,7 +48,7 @@ PyObject *ext_layout(PyObject *module, PyObject *args) {
     return Py_BuildValue("(nnnnnII)", (Py_ssize_t)layout.symmetric_bytes,
                          (Py_ssize_t)layout.local_bytes, (Py_ssize_t)layout.host_bytes,
                          (Py_ssize_t)layout.push_bytes, (Py_ssize_t)layout.pull_bytes,
-                         layout.max_blocks, layout.max_rows);
+                         layout.max_blocks, layout.max_registrations);
 }
 
 PyObject *ext_storage_arm(PyObject *module, PyObject *args) {
@@ -60,23 +61,23 @@ PyObject *ext_storage_arm(PyObject *module, PyObject *args) {
         parse_layout(layout, &config))
         return NULL;
     const onehop_device device = {config.device_kind, ordinal};
-    void *slab = PyLong_AsVoidPtr(symmetric), *own = PyLong_AsVoidPtr(local),
+    void *buffer = PyLong_AsVoidPtr(symmetric), *own = PyLong_AsVoidPtr(local),
          *pinned = PyLong_AsVoidPtr(host);
     if (PyErr_Occurred()) return NULL;
     Py_BEGIN_ALLOW_THREADS;
-    result = onehop_storage_arm(&config, device, slab, own, pinned);
+    result = onehop_storage_arm(&config, device, buffer, own, pinned);
     Py_END_ALLOW_THREADS;
     return none_or_raise(result);
 }
 
-/* ---- begin and end ------------------------------------------------------------------------------- */
+/* ---- begin and end --------------------------------------------------------------------------- */
 
 static int read_memory(PyObject *symmetric, PyObject *local, PyObject *host,
                        onehop_comm_config *c) {
-    void **slabs = ext_addresses(symmetric, (size_t)c->world_size, "symmetric");
-    if (!slabs) return -1;
-    memcpy(c->symmetric, slabs, (size_t)c->world_size * sizeof *slabs);
-    PyMem_Free(slabs);
+    void **buffers = ext_addresses(symmetric, (size_t)c->world_size, "symmetric");
+    if (!buffers) return -1;
+    memcpy(c->symmetric, buffers, (size_t)c->world_size * sizeof *buffers);
+    PyMem_Free(buffers);
     c->local = PyLong_AsVoidPtr(local);
     c->host = PyLong_AsVoidPtr(host);
     return PyErr_Occurred() ? -1 : 0;
@@ -144,7 +145,7 @@ static void communicator_dealloc(Communicator *self) {
     Py_DECREF(type);
 }
 
-/* ---- calls --------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 static onehop_result run(Communicator *self, const ext_call *c, const onehop_call *way) {
     onehop_result result;
@@ -189,41 +190,44 @@ static PyObject *communicator_all_reduce_with(Communicator *self, PyObject *cons
     if (ext_check_count("all_reduce_with", count, count == 11 ? 11 : 12) ||
         ext_parse_call(args, &c) || ext_parse_way(args + 5, &way))
         return NULL;
-    if (count == 12) way.row = (uint32_t)PyLong_AsUnsignedLong(args[11]);
+    if (count == 12) way.registration = (uint32_t)PyLong_AsUnsignedLong(args[11]);
     if (PyErr_Occurred() || enter(self)) return NULL;
     return none_or_raise(run(self, &c, &way));
 }
 
-/* ---- rows ---------------------------------------------------------------------------------------- */
+/* ---- registrations --------------------------------------------------------------------------- */
 
-static PyObject *communicator_row_take(Communicator *self, PyObject *unused) {
-    uint32_t row;
+static PyObject *communicator_registration_take(Communicator *self, PyObject *unused) {
+    uint32_t registration;
     (void)unused;
     if (enter(self)) return NULL;
-    const onehop_result result = onehop_comm_row_take(self->comm, &row);
-    return result ? ext_raise(result) : PyLong_FromUnsignedLong(row);
+    const onehop_result result = onehop_comm_registration_take(self->comm, &registration);
+    return result ? ext_raise(result) : PyLong_FromUnsignedLong(registration);
 }
 
-/* (row, in, out): world_size addresses each, or in None: staged; out None: see the header. */
-static PyObject *communicator_row_fill(Communicator *self, PyObject *args) {
+/* (registration, in, out): world_size addresses each, or in None: staged; out None: see the
+ * header. */
+static PyObject *communicator_registration_fill(Communicator *self, PyObject *args) {
     PyObject *in, *out;
-    unsigned row;
+    unsigned registration;
     void **ins = NULL, **outs = NULL;
-    if (!PyArg_ParseTuple(args, "IOO", &row, &in, &out) || enter(self)) return NULL;
+    if (!PyArg_ParseTuple(args, "IOO", &registration, &in, &out) || enter(self)) return NULL;
     if (in != Py_None) ins = ext_addresses(in, self->world_size, "in");
     if (out != Py_None && !PyErr_Occurred()) outs = ext_addresses(out, self->world_size, "out");
     onehop_result result = ONEHOP_OK;
     const int parsed = !PyErr_Occurred();
-    if (parsed) result = onehop_comm_row_fill(self->comm, row, (const void *const *)ins, outs);
+    if (parsed)
+        result =
+            onehop_comm_registration_fill(self->comm, registration, (const void *const *)ins, outs);
     PyMem_Free(ins);
     PyMem_Free(outs);
     return parsed ? none_or_raise(result) : NULL;
 }
 
-static PyObject *communicator_row_release(Communicator *self, PyObject *number) {
-    const unsigned long row = PyLong_AsUnsignedLong(number);
+static PyObject *communicator_registration_release(Communicator *self, PyObject *number) {
+    const unsigned long registration = PyLong_AsUnsignedLong(number);
     if (PyErr_Occurred() || enter(self)) return NULL;
-    return none_or_raise(onehop_comm_row_release(self->comm, (uint32_t)row));
+    return none_or_raise(onehop_comm_registration_release(self->comm, (uint32_t)registration));
 }
 
 static PyObject *get_closed(Communicator *self, void *unused) {
@@ -231,7 +235,7 @@ static PyObject *get_closed(Communicator *self, void *unused) {
     return PyBool_FromLong(!self->comm);
 }
 
-/* ---- the type ------------------------------------------------------------------------------------ */
+/* ---- the type -------------------------------------------------------------------------------- */
 
 #define METHOD(name, flags, text)                                                                  \
     {#name, (PyCFunction)(void (*)(void))communicator_##name, flags, text}
@@ -245,10 +249,12 @@ static PyMethodDef methods[] = {
         "on the device, of the same supported type and shape"),
     METHOD(all_reduce_with, METH_FASTCALL,
            "all_reduce_with(in, out, count, dtype, stream, algorithm, source, blocks, threads, "
-           "prefetch, prefetch_bytes[, row])"),
-    METHOD(row_take, METH_NOARGS, "reserves a row of the table of captured inputs"),
-    METHOD(row_fill, METH_VARARGS, "row_fill(row, in, out): addresses by rank; in None: staged"),
-    METHOD(row_release, METH_O, "row_release(row)"),
+           "prefetch, prefetch_bytes[, registration])"),
+    METHOD(registration_take, METH_NOARGS,
+           "reserves a registration of the table of captured inputs"),
+    METHOD(registration_fill, METH_VARARGS,
+           "registration_fill(registration, in, out): addresses by rank; in None: staged"),
+    METHOD(registration_release, METH_O, "registration_release(registration)"),
     METHOD(destroy, METH_NOARGS, "local; twice is once; calls in flight must have ended"),
     {NULL, NULL, 0, NULL},
 };

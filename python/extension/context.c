@@ -1,11 +1,12 @@
-/* Context: an onehop_t, and the group it was set up through if that is a callback of the caller's. */
+/* Context: an onehop_context, and the group it was set up through if that is a callback of the
+ * caller's. */
 #include "extension.h"
 
 #include <string.h>
 #include <unistd.h>
 
 typedef struct Context {
-    PyObject_HEAD onehop_t *context;
+    PyObject_HEAD onehop_context *context;
     onehop_group *group;
     PyObject *allgather;
     PyObject *raised; /* by the callback */
@@ -19,10 +20,10 @@ static int enter(Context *self) {
     return ext_enter(&self->guard, self->context, "onehop context");
 }
 
-/* ---- failures ------------------------------------------------------------------------------------ */
+/* ---- failures -------------------------------------------------------------------------------- */
 
-/* What the callback raised is the cause of the error that is being raised now. But what ends a program, such
- * as KeyboardInterrupt, is raised itself. */
+/* What the callback raised is the cause of the error that is being raised now. But what ends a
+ * program, such as KeyboardInterrupt, is raised itself. */
 static void name_cause(Context *self) {
     PyObject *type, *error, *trace;
     if (!self->raised) return;
@@ -89,7 +90,7 @@ static PyObject *none_or_fail(Context *self, onehop_result result) {
         (self)->guard.beside--;                                                                    \
     } while (0)
 
-/* ---- begin and end ------------------------------------------------------------------------------- */
+/* ---- begin and end --------------------------------------------------------------------------- */
 
 /* `bytes` of every rank, by the caller's function: bytes -> bytes of all ranks. */
 static int gather(Context *self, const void *send, void *recv, size_t bytes) {
@@ -156,15 +157,27 @@ static onehop_result create(Context *self, onehop_config *config) {
 }
 
 static int parse_config(PyObject *args, PyObject *kwargs, onehop_config *c, PyObject **allgather) {
-    static char *names[] = {"rank",     "world_size", "name",       "allgather",       "device",
-                            "ordinal",  "max_bytes",  "push_bytes", "pull_bytes",      "max_blocks",
-                            "max_rows", "timeout_ms", "flags",      "init_timeout_ms", NULL};
+    static char *names[] = {"rank",
+                            "world_size",
+                            "name",
+                            "allgather",
+                            "device",
+                            "ordinal",
+                            "max_bytes",
+                            "push_bytes",
+                            "pull_bytes",
+                            "max_blocks",
+                            "max_registrations",
+                            "timeout_ms",
+                            "flags",
+                            "init_timeout_ms",
+                            NULL};
     int kind = ONEHOP_DEVICE_AUTO;
     Py_ssize_t max_bytes = 0, push_bytes = 0, pull_bytes = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|iizO$iinnnIIIII", names, &c->rank,
-                                     &c->world_size, &c->name, allgather, &kind, &c->device.ordinal,
-                                     &max_bytes, &push_bytes, &pull_bytes, &c->max_blocks,
-                                     &c->max_rows, &c->timeout_ms, &c->flags, &c->init_timeout_ms))
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "|iizO$iinnnIIIII", names, &c->rank, &c->world_size, &c->name, allgather,
+            &kind, &c->device.ordinal, &max_bytes, &push_bytes, &pull_bytes, &c->max_blocks,
+            &c->max_registrations, &c->timeout_ms, &c->flags, &c->init_timeout_ms))
         return -1;
     c->device.kind = (onehop_device_kind)kind;
     c->max_bytes = (size_t)max_bytes;
@@ -198,9 +211,10 @@ static int context_init(Context *self, PyObject *args, PyObject *kwargs) {
     return 0;
 }
 
-/* Waits for this rank's own calls at most. -1: a signal's handler has raised, which has ended those. */
+/* Waits for this rank's own calls at most. -1: a signal's handler has raised, which has ended
+ * those. */
 static int end(Context *self) {
-    onehop_t *context = self->context;
+    onehop_context *context = self->context;
     onehop_group *group = self->group;
     ext_wait wait;
     self->context = NULL;
@@ -241,7 +255,7 @@ static void context_dealloc(Context *self) {
     Py_DECREF(type);
 }
 
-/* ---- calls --------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 static onehop_result run(Context *self, const ext_call *c) {
     onehop_result result;
@@ -314,7 +328,7 @@ static PyObject *context_all_gather(Context *self, PyObject *const *args, Py_ssi
 
 static PyObject *context_all_reduce_norm(Context *self, PyObject *args) {
     onehop_norm norm;
-    onehop_stream_t stream;
+    onehop_stream stream;
     onehop_result result;
     if (ext_parse_norm(args, &norm, &stream) || enter(self)) return NULL;
     CALLING(self, result, onehop_all_reduce_norm(self->context, &norm, NULL, stream));
@@ -323,7 +337,7 @@ static PyObject *context_all_reduce_norm(Context *self, PyObject *args) {
 
 static PyObject *context_tp_qknorm(Context *self, PyObject *args) {
     onehop_qknorm qknorm;
-    onehop_stream_t stream;
+    onehop_stream stream;
     onehop_result result;
     if (ext_parse_qknorm(args, &qknorm, &stream) || enter(self)) return NULL;
     CALLING(self, result, onehop_tp_qknorm(self->context, &qknorm, NULL, stream));
@@ -354,13 +368,13 @@ static PyObject *context_prepare(Context *self, PyObject *args) {
 
 /* Collective. */
 static PyObject *context_op_create(Context *self, PyObject *args) {
-    onehop_op_config config;
-    onehop_op_t *op = NULL;
+    onehop_expression_config config;
+    onehop_expression *op = NULL;
     onehop_result result;
     if (ext_parse_op_config(args, &config) || enter(self)) return NULL;
-    WAITING(self, result, onehop_op_create(self->context, &config, &op));
+    WAITING(self, result, onehop_expression_create(self->context, &config, &op));
     if (!result) return ext_op_capsule(op);
-    onehop_op_destroy(op); /* made, but a handler has raised */
+    onehop_expression_destroy(op); /* made, but a handler has raised */
     return fail(self, result);
 }
 
@@ -369,8 +383,8 @@ static PyObject *context_all_reduce_op(Context *self, PyObject *args) {
     onehop_result result;
     if (ext_parse_op_call(args, &c) || enter(self)) return NULL;
     CALLING(self, result,
-            onehop_all_reduce_op(self->context, c.in, c.out, c.count, c.op, &c.values, &c.way,
-                                 c.stream));
+            onehop_all_reduce_expression(self->context, c.in, c.out, c.count, c.op, &c.values,
+                                         &c.way, c.stream));
     return none_or_fail(self, result);
 }
 
@@ -410,7 +424,7 @@ static PyObject *context_would_use_for(Context *self, PyObject *args) {
     return result ? fail(self, result) : choice_tuple(&choice);
 }
 
-/* ---- capture ------------------------------------------------------------------------------------- */
+/* ---- capture --------------------------------------------------------------------------------- */
 
 static PyObject *context_capture_begin(Context *self, PyObject *unused) {
     (void)unused;
@@ -473,7 +487,7 @@ static PyObject *context_capture_end_mapped(Context *self, PyObject *args) {
     return parsed ? none_or_fail(self, result) : NULL;
 }
 
-/* ---- beside other calls -------------------------------------------------------------------------- */
+/* ---- beside other calls ---------------------------------------------------------------------- */
 
 static int enter_beside(Context *self) {
     const ext_guard idle = {self->guard.owner, 0, 0};
@@ -513,10 +527,10 @@ static PyObject *context_set_timeout(Context *self, PyObject *milliseconds) {
     return result ? ext_raise(result) : Py_NewRef(Py_None);
 }
 
-/* ---- what it is ---------------------------------------------------------------------------------- */
+/* ---- what it is ------------------------------------------------------------------------------ */
 
-/* (calls, bytes, calls_by, symmetric_bytes, local_bytes, host_bytes, rows_used, rows_total,
- * push_bytes, pull_bytes, rows_direct, rows_staged) */
+/* (calls, bytes, calls_by, symmetric_bytes, local_bytes, host_bytes, registrations_used,
+ * registrations_total, push_bytes, pull_bytes, registrations_direct, registrations_staged) */
 static PyObject *context_stats(Context *self, PyObject *unused) {
     (void)unused;
     onehop_stats s;
@@ -533,8 +547,9 @@ static PyObject *context_stats(Context *self, PyObject *unused) {
     typedef unsigned long long number;
     return Py_BuildValue("(KKNKKKIIKKKK)", (number)s.calls, (number)s.bytes, calls_by,
                          (number)s.symmetric_bytes, (number)s.local_bytes, (number)s.host_bytes,
-                         s.rows_used, s.rows_total, (number)s.push_bytes, (number)s.pull_bytes,
-                         (number)s.rows_direct, (number)s.rows_staged);
+                         s.registrations_used, s.registrations_total, (number)s.push_bytes,
+                         (number)s.pull_bytes, (number)s.registrations_direct,
+                         (number)s.registrations_staged);
 }
 
 static PyObject *get_rank(Context *self, void *unused) {
@@ -559,7 +574,7 @@ static PyObject *get_closed(Context *self, void *unused) {
     return PyBool_FromLong(!self->context);
 }
 
-/* ---- the type ------------------------------------------------------------------------------------ */
+/* ---- the type -------------------------------------------------------------------------------- */
 
 #define METHOD(name, flags, text) {#name, (PyCFunction)(void (*)(void))context_##name, flags, text}
 

@@ -7,7 +7,7 @@ static void *at(unsigned long long address) {
     return (void *)(uintptr_t)address;
 }
 
-int ext_parse_norm(PyObject *args, onehop_norm *norm_out, onehop_stream_t *stream_out) {
+int ext_parse_norm(PyObject *args, onehop_norm *norm_out, onehop_stream *stream_out) {
     onehop_norm n = ONEHOP_CONFIG_INIT(onehop_norm);
     unsigned long long x, residual_in, weight, normed, residual_out, quantised, row_scales, stream;
     Py_ssize_t rows, hidden, x_stride, residual_in_stride;
@@ -33,7 +33,7 @@ int ext_parse_norm(PyObject *args, onehop_norm *norm_out, onehop_stream_t *strea
     return 0;
 }
 
-int ext_parse_qknorm(PyObject *args, onehop_qknorm *qknorm_out, onehop_stream_t *stream_out) {
+int ext_parse_qknorm(PyObject *args, onehop_qknorm *qknorm_out, onehop_stream *stream_out) {
     onehop_qknorm n = ONEHOP_CONFIG_INIT(onehop_qknorm);
     unsigned long long q, k, q_weight, k_weight, stream;
     Py_ssize_t tokens, q_width, k_width, q_stride, k_stride;
@@ -56,17 +56,17 @@ int ext_parse_qknorm(PyObject *args, onehop_qknorm *qknorm_out, onehop_stream_t 
     return 0;
 }
 
-/* ---- expressions --------------------------------------------------------------------------------- */
+/* ---- expressions ----------------------------------------------------------------------------- */
 
-static const char op_capsule[] = "onehop_op_t";
+static const char op_capsule[] = "onehop_expression";
 
 static void op_capsule_end(PyObject *capsule) {
-    onehop_op_destroy(PyCapsule_GetPointer(capsule, op_capsule));
+    onehop_expression_destroy(PyCapsule_GetPointer(capsule, op_capsule));
 }
 
-PyObject *ext_op_capsule(onehop_op_t *op) {
+PyObject *ext_op_capsule(onehop_expression *op) {
     PyObject *capsule = PyCapsule_New(op, op_capsule, op_capsule_end);
-    if (!capsule) onehop_op_destroy(op);
+    if (!capsule) onehop_expression_destroy(op);
     return capsule;
 }
 
@@ -92,8 +92,8 @@ static int read_names(PyObject *tuple, const char *what, const char **out) {
     return count < 0 ? -1 : 0;
 }
 
-int ext_parse_op_config(PyObject *args, onehop_op_config *config_out) {
-    onehop_op_config c = ONEHOP_CONFIG_INIT(onehop_op_config);
+int ext_parse_op_config(PyObject *args, onehop_expression_config *config_out) {
+    onehop_expression_config c = ONEHOP_CONFIG_INIT(onehop_expression_config);
     PyObject *scalars, *arrays, *dtypes;
     Py_ssize_t row_length;
     int dtype;
@@ -111,7 +111,7 @@ int ext_parse_op_config(PyObject *args, onehop_op_config *config_out) {
 }
 
 int ext_parse_op_call(PyObject *args, ext_op_call *call_out) {
-    ext_op_call c = {.values = ONEHOP_CONFIG_INIT(onehop_op_values),
+    ext_op_call c = {.values = ONEHOP_CONFIG_INIT(onehop_expression_values),
                      .way = ONEHOP_CONFIG_INIT(onehop_call)};
     PyObject *capsule, *scalars, *arrays;
     unsigned long long in, out, stream;

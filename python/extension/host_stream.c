@@ -2,7 +2,7 @@
 #include "extension.h"
 
 typedef struct HostStream {
-    PyObject_HEAD onehop_stream_t stream;
+    PyObject_HEAD onehop_stream stream;
 } HostStream;
 
 typedef struct HostGraph {
@@ -15,7 +15,7 @@ static PyObject *none_or_raise(onehop_result result) {
     return result ? ext_raise(result) : Py_NewRef(Py_None);
 }
 
-/* ---- stream -------------------------------------------------------------------------------------- */
+/* ---- stream ---------------------------------------------------------------------------------- */
 
 static int stream_init(HostStream *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {NULL};
@@ -93,7 +93,7 @@ PyObject *ext_host_stream_type(void) {
     return PyType_FromSpec(&spec);
 }
 
-/* ---- graph --------------------------------------------------------------------------------------- */
+/* ---- graph ----------------------------------------------------------------------------------- */
 
 static PyObject *graph_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     (void)type, (void)args, (void)kwargs;

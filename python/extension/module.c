@@ -3,7 +3,7 @@
 
 #include <unistd.h>
 
-/* ---- waits --------------------------------------------------------------------------------------- */
+/* ---- waits ----------------------------------------------------------------------------------- */
 
 static _Thread_local ext_wait *waiting; /* the innermost of this thread */
 
@@ -14,8 +14,9 @@ static void hear_for(ext_wait *wait) {
     onehop_set_wait_hook(wait ? hear_signals : NULL, wait);
 }
 
-/* The library's wait hook, called without the GIL. The exception is kept aside: the library may call the
- * all-gather of the caller's before it returns. A handler that calls the library begins anew. */
+/* The library's wait hook, called without the GIL. The exception is kept aside: the library may
+ * call the all-gather of the caller's before it returns. A handler that calls the library begins
+ * anew. */
 static int hear_signals(void *user) {
     ext_wait *wait = user;
     if (wait->type) return -1;
@@ -42,10 +43,10 @@ int ext_wait_end(ext_wait *wait) {
     return -1;
 }
 
-/* ---- errors -------------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 PyObject *ext_failure(const onehop_failure *f) {
-    return Py_BuildValue("(iiiIIIIs)", (int)f->result, f->rank, f->peer, f->epoch, f->site,
+    return Py_BuildValue("(iiiIIIIs)", (int)f->result, f->rank, f->peer, f->sequence, f->site,
                          f->expected, f->seen, f->text);
 }
 
@@ -85,7 +86,7 @@ int ext_enter(const ext_guard *guard, const void *handle, const char *what) {
     return -1;
 }
 
-/* ---- arguments ----------------------------------------------------------------------------------- */
+/* ---- arguments ------------------------------------------------------------------------------- */
 
 int ext_check_count(const char *name, Py_ssize_t found, Py_ssize_t expected) {
     if (found == expected) return 0;
@@ -142,7 +143,7 @@ void **ext_addresses(PyObject *sequence, size_t count, const char *what) {
     return out;
 }
 
-/* ---- functions ----------------------------------------------------------------------------------- */
+/* ---- functions ------------------------------------------------------------------------------- */
 
 static PyObject *version(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
@@ -196,7 +197,7 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* ---- the module ---------------------------------------------------------------------------------- */
+/* ---- the module ------------------------------------------------------------------------------ */
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_onehop", "libonehop, as it is.", -1, functions, NULL, NULL, NULL, NULL,

@@ -1,6 +1,6 @@
-/* Reads a tensor in one call, where PyTorch (2.10 and later) offers the C functions of DLPack's exchange table; asking for
- * its attributes one by one takes a microsecond. Declared here is what the interface fixes for its
- * major version 1. */
+/* Reads a tensor in one call, where PyTorch (2.10 and later) offers the C functions of DLPack's
+ * exchange table; asking for its attributes one by one takes a microsecond. Declared here is what
+ * the interface fixes for its major version 1. */
 #include "extension.h"
 
 typedef struct dl_tensor {

@@ -26,7 +26,7 @@ class AllReduce(FusedCalls):
         (gloo) if it has one, else through its store. None: the default group, or without torch.distributed RANK and
         WORLD_SIZE of the environment. An onehop.Rendezvous: without torch.distributed.
     device: this rank's GPU (None: PyTorch's current one), or "cpu".
-    max_bytes, push_bytes, pull_bytes, max_blocks, max_rows: sizes, equal on all ranks; 0 is the default. Messages of
+    max_bytes, push_bytes, pull_bytes, max_blocks, max_registrations: sizes, equal on all ranks; 0 is the default. Messages of
         any length work; see onehop_config.
     timeout: seconds until a call whose peer does not come fails; None: ONEHOP_TIMEOUT_MS or 300.
     init_timeout: the same for collective calls, this one included.
@@ -47,7 +47,7 @@ class AllReduce(FusedCalls):
         push_bytes: int = 0,
         pull_bytes: int = 0,
         max_blocks: int = 0,
-        max_rows: int = 0,
+        max_registrations: int = 0,
         timeout: float | None = None,
         init_timeout: float | None = None,
         early_trigger: bool = False,
@@ -74,7 +74,7 @@ class AllReduce(FusedCalls):
             push_bytes=push_bytes,
             pull_bytes=pull_bytes,
             max_blocks=max_blocks,
-            max_rows=max_rows,
+            max_registrations=max_registrations,
             timeout_ms=timeout_ms,
             flags=flags,
             init_timeout_ms=init_timeout_ms,

@@ -16,9 +16,9 @@ FLAG_ORDERED: int
 NORM_WEIGHT_PLUS_ONE: int
 PREPARE_ALWAYS: int
 
-# result, rank, peer, epoch, site, expected, seen, text
+# result, rank, peer, sequence, site, expected, seen, text
 _Failure = tuple[int, int, int, int, int, int, int, str]
-# device_kind, world_size, push_bytes, pull_bytes, max_blocks, max_rows; zero is the default
+# device_kind, world_size, push_bytes, pull_bytes, max_blocks, max_registrations; zero is the default
 _LayoutConfig = tuple[int, int, int, int, int, int]
 
 def version() -> int: ...
@@ -34,7 +34,7 @@ def layout(
     push_bytes: int = 0,
     pull_bytes: int = 0,
     max_blocks: int = 0,
-    max_rows: int = 0,
+    max_registrations: int = 0,
     /,
 ) -> tuple[int, int, int, int, int, int, int]: ...
 def storage_arm(layout: _LayoutConfig, ordinal: int, symmetric: int, local: int, host: int, /) -> None: ...
@@ -53,7 +53,7 @@ class Context:
         push_bytes: int = 0,
         pull_bytes: int = 0,
         max_blocks: int = 0,
-        max_rows: int = 0,
+        max_registrations: int = 0,
         timeout_ms: int = 0,
         flags: int = 0,
         init_timeout_ms: int = 0,
@@ -202,9 +202,9 @@ class Communicator:
         row: int = 0,
         /,
     ) -> None: ...
-    def row_take(self) -> int: ...
-    def row_fill(self, row: int, in_: Sequence[int] | None, out: Sequence[int] | None, /) -> None: ...
-    def row_release(self, row: int, /) -> None: ...
+    def registration_take(self) -> int: ...
+    def registration_fill(self, row: int, in_: Sequence[int] | None, out: Sequence[int] | None, /) -> None: ...
+    def registration_release(self, row: int, /) -> None: ...
     def destroy(self) -> None: ...
 
 class HostStream:

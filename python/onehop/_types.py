@@ -38,7 +38,7 @@ class Result(enum.IntEnum):
     MISMATCH = -303
     ABORTED = -304
     CALLS_OVERLAP = -305
-    ROW = -306
+    REGISTRATION = -306
     INTERNAL = -401
 
 
@@ -63,7 +63,7 @@ class Algorithm(enum.IntEnum):
     HOST_TWOSHOT = 7
     LOCAL_COPY = 8
     SCATTER_PUSH = 9
-    GATHER_FLAGS = 10
+    GATHER_LL = 10
     GATHER_PUSH = 11
     HOST_SCATTER = 12
     HOST_GATHER = 13
@@ -119,7 +119,7 @@ class Failure(NamedTuple):
     """The rank that recorded it."""
     peer: int
     """The culprit, the same on all ranks; -1 for none."""
-    epoch: int
+    sequence: int
     site: int
     expected: int
     seen: int
@@ -136,12 +136,12 @@ class Stats(NamedTuple):
     symmetric_bytes: int
     local_bytes: int
     host_bytes: int
-    rows_used: int
-    rows_total: int
+    registrations_used: int
+    registrations_total: int
     push_bytes: int
     pull_bytes: int
-    rows_direct: int
-    rows_staged: int
+    registrations_direct: int
+    registrations_staged: int
 
 
 class CapturedInput(NamedTuple):
@@ -161,4 +161,4 @@ class Layout(NamedTuple):
     push_bytes: int
     pull_bytes: int
     max_blocks: int
-    max_rows: int
+    max_registrations: int

@@ -44,7 +44,7 @@ class SymmetricAllReduce(TensorCalls):
         push_bytes: int = 0,
         pull_bytes: int = 0,
         max_blocks: int = 0,
-        max_rows: int = 1,
+        max_registrations: int = 1,
         timeout: float | None = None,
         init_timeout: float | None = None,
         early_trigger: bool = False,
@@ -57,7 +57,7 @@ class SymmetricAllReduce(TensorCalls):
         self.rank, self.world_size, self._allgather = meeting.rank, meeting.world_size, meeting.allgather
         ordinal, config = (
             place.index or 0,
-            (kind_of(place), self.world_size, push_bytes, pull_bytes, max_blocks, max_rows),
+            (kind_of(place), self.world_size, push_bytes, pull_bytes, max_blocks, max_registrations),
         )
         self.layout = Layout(*_onehop.layout(*config))
         self._storage = allocate(self.layout)

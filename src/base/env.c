@@ -71,8 +71,8 @@ onehop_result oh_env_word(oh_env id, const char *const *words, int fallback, int
                     list);
 }
 
-/* The ranges and words of whoever reads the variable. Paths are judged where they are opened, LOG by
- * oh_log_check, and what a launcher sets only where it is needed. */
+/* The ranges and words of whoever reads the variable. Paths are judged where they are opened, LOG
+ * by oh_log_check, and what a launcher sets only where it is needed. */
 onehop_result oh_env_check(void) {
     static const char *const devices[] = {"auto", "cuda", "host", NULL};
     static const char *const isas[] = {"auto", "baseline", "avx2", "avx512", "neon", NULL};

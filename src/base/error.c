@@ -1,7 +1,7 @@
 /* Results as words, and the last-error sentence of each thread.
  *
- * The sentence is formatted into a scratch buffer first, so that an error may quote the one before.
- */
+ * The sentence is formatted into a scratch buffer first, so that an error may quote the one
+ * before. */
 #include "base/base.h"
 
 #include <errno.h>

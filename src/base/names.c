@@ -27,8 +27,8 @@ const char *onehop_algorithm_name(onehop_algorithm algorithm) {
         return "local_copy";
     case ONEHOP_SCATTER_PUSH:
         return "scatter_push";
-    case ONEHOP_GATHER_FLAGS:
-        return "gather_flags";
+    case ONEHOP_GATHER_LL:
+        return "gather_ll";
     case ONEHOP_GATHER_PUSH:
         return "gather_push";
     case ONEHOP_HOST_SCATTER:
@@ -58,7 +58,7 @@ onehop_collective oh_collective_of(onehop_algorithm a) {
     case ONEHOP_SCATTER_PUSH:
     case ONEHOP_HOST_SCATTER:
         return ONEHOP_REDUCE_SCATTER;
-    case ONEHOP_GATHER_FLAGS:
+    case ONEHOP_GATHER_LL:
     case ONEHOP_GATHER_PUSH:
     case ONEHOP_HOST_GATHER:
         return ONEHOP_ALL_GATHER;

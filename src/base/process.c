@@ -16,7 +16,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MOST_RESETS 16
+#define MAX_RESETS 16
 
 static uint64_t plain_word; /* where there is no page that a fork wipes */
 uint64_t *oh_process_word = &plain_word;
@@ -25,11 +25,11 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static uint64_t
     last_number; /* a child counts on where its parent was, so no ancestor's is reused */
 
-static void (*resets[MOST_RESETS])(void);
+static void (*resets[MAX_RESETS])(void);
 static unsigned reset_count;
 
 void oh_process_add_reset(void (*reset)(void)) {
-    if (reset_count < MOST_RESETS) resets[reset_count++] = reset;
+    if (reset_count < MAX_RESETS) resets[reset_count++] = reset;
 }
 
 static void in_child(void) {

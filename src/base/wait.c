@@ -7,8 +7,8 @@
 /* A little less than a rest, so that every rest of OH_LOOK_MS ends in a call of the hook. */
 #define HOOK_NS (OH_LOOK_MS * 1000000ull * 4 / 5)
 
-#define REST_LEAST_US 20
-#define REST_MOST_US  1000
+#define REST_MIN_US 20
+#define REST_MAX_US 1000
 
 static _Thread_local struct {
     onehop_wait_fn hook;
@@ -69,7 +69,7 @@ onehop_result oh_wait_ended(const char *what) {
 uint64_t oh_wait_pause_ns(uint64_t *looked_ns, uint64_t now_ns) {
     const uint64_t passed = now_ns - *looked_ns;
     *looked_ns = now_ns;
-    return passed > OH_MOST_LOOK_NS ? passed - OH_MOST_LOOK_NS : 0;
+    return passed > OH_MAX_LOOK_NS ? passed - OH_MAX_LOOK_NS : 0;
 }
 
 int oh_wait_poll_ms(uint64_t left_ns) {
@@ -78,5 +78,5 @@ int oh_wait_poll_ms(uint64_t left_ns) {
 
 unsigned oh_wait_rest_us(uint64_t waited_ns) {
     const uint64_t us = waited_ns / 1000 / 128;
-    return us < REST_LEAST_US ? REST_LEAST_US : us > REST_MOST_US ? REST_MOST_US : (unsigned)us;
+    return us < REST_MIN_US ? REST_MIN_US : us > REST_MAX_US ? REST_MAX_US : (unsigned)us;
 }

@@ -8,7 +8,7 @@
 /* One rank's processor. */
 typedef struct backend_rank {
     onehop_device device;
-    onehop_stream_t stream; /* NULL: calls run inline (host only) */
+    onehop_stream stream; /* NULL: calls run inline (host only) */
     void *state;
 } backend_rank;
 
@@ -49,10 +49,11 @@ typedef struct perf_backend {
 extern const perf_backend backend_host;
 extern const perf_backend backend_cuda;
 
-/* GPUs of this machine and why there are none. Loads the driver: ask from a child before forking.
- */
+/* GPUs of this machine and why there are none. Loads the driver: ask from a child before
+ * forking. */
 typedef struct cuda_census {
     int count;
+    bool mps; /* contexts are made through the driver's MPS daemon */
     char reason[200];
 } cuda_census;
 void cuda_take_census(void *census_out);

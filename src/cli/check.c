@@ -15,7 +15,7 @@
 
 enum {
     SMALL_SLOT = 8192,
-    CALLS = 2,            /* one per phase */
+    CALLS = 2,            /* one per parity */
     DEADLINE_MS = 120000, /* of a call, where many ranks share few cores */
     MANY_RANKS = 8,       /* beyond, the short lists: ranks that outnumber the cores are slow */
     REFERENCE_BUDGET = 1 << 24, /* elements made by all ranks to verify one call */
@@ -48,7 +48,7 @@ bool check_applies(check_kind kind, int world_size) {
     return (kind.algorithm == ONEHOP_LOCAL_COPY) == (world_size == 1);
 }
 
-/* ---- one cell ---- */
+/* ---- one cell -------------------------------------------------------------------------------- */
 
 static bool affordable(size_t count, int world_size) {
     return count * (size_t)(world_size * world_size) <= REFERENCE_BUDGET;
@@ -107,7 +107,7 @@ static onehop_result try_messages(perf_worker *worker, check_cell *cell) {
     return ONEHOP_OK;
 }
 
-/* ---- one run ---- */
+/* ---- one run --------------------------------------------------------------------------------- */
 
 static void show_progress(const check_run *run, const perf_plan *plan) {
     if (!run->report->progress) return;
@@ -186,7 +186,7 @@ static void run_column(check_report *report, check_column *column, const perf_pl
     column->lost += code > CLI_WRONG_DATA;
 }
 
-/* ---- which ---- */
+/* ---- which ----------------------------------------------------------------------------------- */
 
 typedef struct check_flags {
     int64_t ranks, device, quick, corrupt;
@@ -237,7 +237,7 @@ static void choose_on_host(check_report *report, const check_flags *flags) {
 /* A process for each of as many ranks as there are GPUs; more ranks are threads that share them. */
 static void choose_on_gpus(check_report *report, const check_flags *flags, int devices) {
     enum {
-        MOST_PER_GPU = 8
+        MAX_PER_GPU = 8
     };
     for (int w = 1; w <= devices && w <= ONEHOP_MAX_RANKS; w++)
         if (is_taken(flags, w)) add(report, flags, w, LAYOUT_PROCESS, devices);
@@ -245,7 +245,7 @@ static void choose_on_gpus(check_report *report, const check_flags *flags, int d
         add(report, flags, w, LAYOUT_THREAD, devices);
         add(report, flags, w, LAYOUT_SINGLE, devices);
     }
-    for (int w = devices + 1; w <= devices * MOST_PER_GPU && w <= ONEHOP_MAX_RANKS; w++)
+    for (int w = devices + 1; w <= devices * MAX_PER_GPU && w <= ONEHOP_MAX_RANKS; w++)
         if (is_taken(flags, w)) add(report, flags, w, LAYOUT_THREAD, devices);
 }
 

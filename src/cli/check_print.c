@@ -134,7 +134,7 @@ void check_print(const check_report *report) {
     cli_flush();
 }
 
-/* ---- JSON ---- */
+/* ---- JSON ------------------------------------------------------------------------------------ */
 
 static void write_cell(FILE *file, const check_column *column, int k, int d) {
     const check_cell *cell = &column->cell[k][d];

@@ -36,6 +36,7 @@ typedef struct perf_plan {
     perf_layout layout;
     int world_size;
     int ranks_per_device;
+    bool mps; /* processes share GPUs through the driver's MPS daemon */
     int devices;  /* GPUs that this process sees */
     int env_rank; /* >= 0: this process is one rank, started by a launcher */
     int env_local_rank;
@@ -116,7 +117,7 @@ typedef struct perf_areas {
 
 typedef struct perf_rank {
     int rank;
-    onehop_t *context;
+    onehop_context *context;
     onehop_group *group; /* of thread ranks; NULL if the context has its own */
     backend_rank processor;
     void *foreign;          /* communicator of the library compared with */
@@ -171,8 +172,8 @@ static inline bool perf_has_peer(const perf_plan *plan, int peer) {
     return plan->peers >> peer & 1;
 }
 
-/* Parts that a message has, and pointers to the calling rank's: a message is what all ranks' parts make
- * together. The other ranks' parts of a reduce-scatter's output are not looked at. */
+/* Parts that a message has, and pointers to the calling rank's: a message is what all ranks' parts
+ * make together. The other ranks' parts of a reduce-scatter's output are not looked at. */
 static inline size_t perf_parts(const perf_plan *plan) {
     return plan->collective == ONEHOP_ALL_REDUCE ? 1 : (size_t)plan->world_size;
 }

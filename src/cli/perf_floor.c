@@ -24,8 +24,8 @@ typedef struct court {
     uint64_t end_ns;
 } court;
 
-/* Waits for the ball to be `wanted`; yields now and then, for machines with one core. False: the game
- * is over. */
+/* Waits for the ball to be `wanted`; yields now and then, for machines with one core. False: the
+ * game is over. */
 static bool await_ball(court *place, uint32_t wanted) {
     for (uint32_t polls = 1; __atomic_load_n(&place->ball, __ATOMIC_ACQUIRE) != wanted; polls++) {
         if (polls % 4096) continue;
@@ -66,8 +66,8 @@ static void pin(pthread_t thread, int cpu) {
     pthread_setaffinity_np(thread, sizeof set, &set);
 }
 
-/* Between two processors of this process. Pinned, for a busy machine may keep both threads on one.
- */
+/* Between two processors of this process. Pinned, for a busy machine may keep both threads on
+ * one. */
 static double between(int here, int there) {
     court place = {0, 0, oh_clock_ns() + LIMIT_MS * 1000000ull};
     pthread_t other;

@@ -17,7 +17,7 @@ const char *perf_nccl_version(void) {
     return oh_nccl.version;
 }
 
-/* ---- symmetric windows ---- */
+/* ---- symmetric windows ----------------------------------------------------------------------- */
 
 static onehop_result open_window(perf_worker *worker, size_t bytes, void **memory, void **handle) {
     void *communicator = worker->rank[0].foreign;
@@ -57,7 +57,7 @@ static void close_windows(perf_rank *rank) {
     if (rank->window.out) oh_nccl.ncclMemFree(rank->window.out);
 }
 
-/* ---- the communicator ---- */
+/* ---- the communicator ------------------------------------------------------------------------ */
 
 /* NCCL works on the device that is current: `enter` leaves it so for the calls of this thread. */
 static onehop_result connect_rank(perf_worker *worker) {
@@ -95,7 +95,7 @@ void perf_nccl_close(perf_worker *worker) {
 static onehop_result nccl_call(perf_worker *worker, perf_rank *rank, const void *in, void *out,
                                size_t count) {
     const int type = oh_nccl_type(worker->plan->dtype);
-    onehop_stream_t stream = rank->processor.stream;
+    onehop_stream stream = rank->processor.stream;
     switch (worker->plan->collective) {
     case ONEHOP_REDUCE_SCATTER:
         return oh_nccl_check(

@@ -53,8 +53,8 @@ static uint16_t encode_half(float value) {
     return (uint16_t)(sign + ((exponent < -13 ? -13 : exponent) + 13) * 1024 + steps);
 }
 
-/* Nearest bfloat16, ties to even: the upper half plus one when the lower half is over a half step.
- */
+/* Nearest bfloat16, ties to even: the upper half plus one when the lower half is over a half
+ * step. */
 static uint16_t encode_bfloat16(float value) {
     uint32_t bits = to_bits(value), upper = bits >> 16, lower = bits & 0xFFFF;
     if (lower > 0x8000 || (lower == 0x8000 && (upper & 1))) upper++;

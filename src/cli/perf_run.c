@@ -67,16 +67,16 @@ static onehop_result wait_all(perf_run *run) {
     return ONEHOP_OK;
 }
 
-/* ---- graphs ---- */
+/* ---- graphs ---------------------------------------------------------------------------------- */
 
 static onehop_result capture_bracket(perf_run *run, bool begin) {
     perf_worker *worker = run->worker;
     if (!run->target->registers) return ONEHOP_OK;
     if (worker->plan->layout != LAYOUT_SINGLE) {
-        onehop_t *context = worker->rank[0].context;
+        onehop_context *context = worker->rank[0].context;
         return begin ? onehop_capture_begin(context) : onehop_capture_end(context);
     }
-    onehop_t *contexts[ONEHOP_MAX_RANKS];
+    onehop_context *contexts[ONEHOP_MAX_RANKS];
     for (int i = 0; i < worker->ranks; i++) contexts[i] = worker->rank[i].context;
     return begin ? onehop_capture_begin_all(contexts, worker->ranks)
                  : onehop_capture_end_all(contexts, worker->ranks);
@@ -130,10 +130,10 @@ static onehop_result launch_graphs(perf_run *run) {
     return ONEHOP_OK;
 }
 
-/* ---- data in place ---- */
+/* ---- data in place --------------------------------------------------------------------------- */
 
-/* Calls in place that keep numbers of about 1 finite: each multiplies them by the number of ranks.
- */
+/* Calls in place that keep numbers of about 1 finite: each multiplies them by the number of
+ * ranks. */
 static uint64_t safe_calls(const perf_run *run) {
     const perf_plan *plan = run->worker->plan;
     double doublings = plan->dtype == ONEHOP_FLOAT16 ? 11 : 123;
@@ -174,7 +174,7 @@ static onehop_result keep_finite(perf_run *run) {
     return align(run);
 }
 
-/* ---- samples ---- */
+/* ---- samples --------------------------------------------------------------------------------- */
 
 static onehop_result stamp(perf_run *run, uint64_t sample, bool end) {
     perf_worker *worker = run->worker;
@@ -252,7 +252,7 @@ static onehop_result summarise(perf_run *run, perf_side *side) {
     return result;
 }
 
-/* ---- how many ---- */
+/* ---- how many -------------------------------------------------------------------------------- */
 
 static uint64_t clamp(double value, uint64_t low, uint64_t high) {
     if (value < (double)low) return low;

@@ -9,11 +9,11 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- together with the other workers ---- */
+/* ---- together with the other workers --------------------------------------------------------- */
 
 static onehop_result peers_alive(void *user) {
     perf_worker *worker = user;
-    onehop_t *context = worker->rank[0].context;
+    onehop_context *context = worker->rank[0].context;
     onehop_failure failure;
     if (!context) return ONEHOP_OK;
     onehop_result result = onehop_status(context, &failure);
@@ -25,7 +25,8 @@ static onehop_result peers_alive(void *user) {
 onehop_result perf_barrier(perf_worker *worker) {
     uint32_t parties =
         worker->plan->layout == LAYOUT_SINGLE ? 1 : (uint32_t)worker->plan->world_size;
-    /* A rank may measure or print between two barriers, and no call of it is longer than its deadline. */
+    /* A rank may measure or print between two barriers, and no call of it is longer than its
+     * deadline. */
     const uint32_t limit_ms =
         worker->plan->timeout_ms > BARRIER_MS ? worker->plan->timeout_ms : BARRIER_MS;
     return board_barrier(worker->board, parties, limit_ms, peers_alive, worker);
@@ -43,10 +44,10 @@ onehop_result perf_largest(perf_worker *worker, const double *value, double *out
     return result;
 }
 
-/* ---- slices ---- */
+/* ---- slices ---------------------------------------------------------------------------------- */
 
 /* More slices than calls would only be filled, never used. */
-static size_t most_slices(const perf_plan *plan) {
+static size_t max_slices(const perf_plan *plan) {
     size_t calls = plan->calls ? plan->calls : 100;
     if (!plan->rotate) return 1;
     if (plan->graph) return calls;
@@ -56,8 +57,8 @@ static size_t most_slices(const perf_plan *plan) {
 perf_slices perf_slices_for(const perf_worker *worker, size_t bytes) {
     perf_slices slices = {.bytes = bytes, .count = 1};
     slices.stride = oh_round_up(bytes, PERF_GUARD) + PERF_GUARD;
-    size_t fit = worker->area_bytes / slices.stride, most = most_slices(worker->plan);
-    if (fit > 1) slices.count = fit < most ? fit : most;
+    size_t fit = worker->area_bytes / slices.stride, max = max_slices(worker->plan);
+    if (fit > 1) slices.count = fit < max ? fit : max;
     return slices;
 }
 
@@ -90,16 +91,16 @@ void perf_use_areas(perf_worker *worker, const perf_target *target) {
     }
 }
 
-/* ---- our own as a target ---- */
+/* ---- our own as a target --------------------------------------------------------------------- */
 
-static onehop_stream_t stream_of(const perf_worker *worker, const perf_rank *rank) {
+static onehop_stream stream_of(const perf_worker *worker, const perf_rank *rank) {
     return worker->inline_calls ? NULL : rank->processor.stream;
 }
 
 static onehop_result onehop_call_target(perf_worker *worker, perf_rank *rank, const void *in,
                                         void *out, size_t count) {
     const perf_plan *plan = worker->plan;
-    onehop_stream_t stream = stream_of(worker, rank);
+    onehop_stream stream = stream_of(worker, rank);
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     if (plan->collective == ONEHOP_ALL_REDUCE && plan->algorithm == ONEHOP_ALGORITHM_AUTO &&
         plan->source == ONEHOP_SOURCE_NONE)
@@ -130,7 +131,7 @@ const perf_target perf_target_onehop = {
     .wait = onehop_wait,
 };
 
-/* ---- set-up ---- */
+/* ---- set-up ---------------------------------------------------------------------------------- */
 
 static onehop_device device_of(const perf_plan *plan, int rank) {
     onehop_device device = {plan->device, 0};
@@ -141,14 +142,16 @@ static onehop_device device_of(const perf_plan *plan, int rank) {
     return device;
 }
 
-#define MOST_MAX_BYTES ((size_t)128 << 20)
+#define MAX_BYTES_LIMIT ((size_t)128 << 20)
 
 static void fill_config(const perf_plan *plan, onehop_config *config) {
     if (plan->early_trigger) config->flags |= ONEHOP_FLAG_EARLY_TRIGGER;
     if (plan->hand_over) config->flags |= ONEHOP_FLAG_NCCL;
+    if (plan->device == ONEHOP_DEVICE_CUDA && plan->world_size > plan->devices)
+        config->flags |= ONEHOP_FLAG_SHARE_GPU;
     /* On a GPU every message in one piece, as far as the library makes that. */
     if (plan->device == ONEHOP_DEVICE_CUDA && !plan->push_bytes)
-        config->max_bytes = plan->max_bytes < MOST_MAX_BYTES ? plan->max_bytes : MOST_MAX_BYTES;
+        config->max_bytes = plan->max_bytes < MAX_BYTES_LIMIT ? plan->max_bytes : MAX_BYTES_LIMIT;
     config->push_bytes = plan->push_bytes;
     config->pull_bytes = plan->pull_bytes;
     config->timeout_ms = plan->timeout_ms;
@@ -187,7 +190,7 @@ static onehop_result create_all_contexts(perf_worker *worker) {
     const perf_plan *plan = worker->plan;
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
     onehop_device devices[ONEHOP_MAX_RANKS];
-    onehop_t *contexts[ONEHOP_MAX_RANKS];
+    onehop_context *contexts[ONEHOP_MAX_RANKS];
     fill_config(plan, &config);
     for (int i = 0; i < worker->ranks; i++) devices[i] = worker->rank[i].processor.device;
     onehop_result result = onehop_create_all(&config, worker->ranks, devices, contexts);
@@ -227,9 +230,9 @@ static size_t area_bytes(perf_worker *worker) {
     if (!plan->rotate) return one;
     size_t sharers = plan->device == ONEHOP_DEVICE_HOST ? (size_t)plan->world_size
                                                         : (size_t)plan->ranks_per_device;
-    size_t most = one * most_slices(plan);
+    size_t max = one * max_slices(plan);
     size_t many = 5 * worker->backend->cache_bytes(&worker->rank[0].processor) / sharers;
-    if (many > most) many = most;
+    if (many > max) many = max;
     return many > one ? oh_round_up(many, 4096) : one;
 }
 
@@ -288,7 +291,7 @@ static void tear_down(perf_worker *worker) {
     onehop_group_close(worker->board_group);
 }
 
-/* ---- the sizes ---- */
+/* ---- the sizes ------------------------------------------------------------------------------- */
 
 static size_t list_sizes(const perf_plan *plan, uint64_t *bytes) {
     size_t count = 0, grain = onehop_dtype_bytes(plan->dtype) * perf_parts(plan);
@@ -328,6 +331,10 @@ static onehop_result one_size(perf_worker *worker, size_t index, size_t bytes) {
         bool in_place = side == SIDE_IN_PLACE;
         perf_side *ours = &to->ours[side];
         to->algorithm[side] = algorithm_of(worker, bytes, in_place);
+        *ours = not_served;
+        for (int peer = 0; peer < PEERS; peer++) to->theirs[peer][side] = not_served;
+        /* Alone, and in place: a call does nothing, so there is nothing to time. */
+        if (in_place && worker->plan->world_size == 1) break;
         onehop_result result =
             perf_measure(worker, &perf_target_onehop, bytes, in_place, ours, &to->outside);
         /* A forced algorithm may serve only calls out of place. */

@@ -1,6 +1,6 @@
-/* `onehop tune`: measures this machine and writes a tuning table for it, for ONEHOP_TUNING. The file
- * is written only after other ranks have used the table: their calls must do what it says, and give
- * the right results. Progress goes to stderr. */
+/* `onehop tune`: measures this machine and writes a tuning table for it, for ONEHOP_TUNING. The
+ * file is written only after other ranks have used the table: their calls must do what it says, and
+ * give the right results. Progress goes to stderr. */
 #include "cli/tune.h"
 #include "cli/options.h"
 
@@ -23,7 +23,7 @@ typedef struct tune_flags {
 
 static const char *const dtype_words[] = {"float", "half", "bfloat16", NULL};
 
-static const option_row rows[] = {
+static const option_row rules[] = {
     {'o', "output", OPTION_TEXT, FIELD(output), 0, 0, NULL, "FILE", "the table (onehop.table)"},
     {'g', "ranks", OPTION_INTEGER, FIELD(ranks), 2, ONEHOP_MAX_RANKS, NULL, "N",
      "ranks (all GPUs; on the host 2 to 4, by cores)"},
@@ -47,7 +47,7 @@ static const option_row rows[] = {
      "the library for that (libnccl.so.2)"},
 };
 
-/* ---- the plan ---- */
+/* ---- the plan -------------------------------------------------------------------------------- */
 
 static int plan_ranks(perf_plan *plan, const tune_flags *flags) {
     const bool cuda = plan->device == ONEHOP_DEVICE_CUDA;
@@ -99,7 +99,7 @@ static int make_plan(perf_plan *plan, const tune_flags *flags) {
     return code;
 }
 
-/* ---- the table ---- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 typedef struct table {
     const perf_plan *plan;
@@ -119,8 +119,8 @@ static void size_text(uint64_t bytes, char *text, size_t size) {
     snprintf(text, size, "%llu%s", (unsigned long long)bytes, suffixes[suffix]);
 }
 
-static void write_row(FILE *file, const table *t, int mode, const char *bytes,
-                      const tune_way *way) {
+static void write_rule(FILE *file, const table *t, int mode, const char *bytes,
+                       const tune_way *way) {
     char blocks[16] = "-", threads[16] = "-";
     if (way->blocks) snprintf(blocks, sizeof blocks, "%u", way->blocks);
     if (way->threads) snprintf(threads, sizeof threads, "%u", way->threads);
@@ -133,12 +133,12 @@ static void write_row(FILE *file, const table *t, int mode, const char *bytes,
 static void write_mode(FILE *file, const table *t, int mode) {
     const tune_report *report = t->report;
     for (size_t i = 0; i < report->count[mode]; i++) {
-        const tune_row *row = &report->rows[mode][i];
+        const tune_rule *rule = &report->rules[mode][i];
         char bytes[32] = "any";
-        if (i + 1 < report->count[mode]) size_text(row->bytes, bytes, sizeof bytes);
-        write_row(file, t, mode, bytes, &row->way);
-        if (!tune_same_way(&row->way, &row->in_place))
-            write_row(file, t, mode, bytes, &row->in_place);
+        if (i + 1 < report->count[mode]) size_text(rule->bytes, bytes, sizeof bytes);
+        write_rule(file, t, mode, bytes, &rule->way);
+        if (!tune_same_way(&rule->way, &rule->in_place))
+            write_rule(file, t, mode, bytes, &rule->in_place);
     }
 }
 
@@ -160,8 +160,8 @@ static void write_table(FILE *file, void *user) {
     for (int r = 0; r < t->plan->world_size; r++)
         fprintf(file, "# rank %d: %s\n", r, report->device[r]);
     fprintf(file,
-            "# Times are medians, the largest of all ranks, at the last size of a row; three\n"
-            "# medians of a row differ by %g %% at most. Longer messages go as the longest.\n",
+            "# Times are medians, the largest of all ranks, at the last size of a rule; three\n"
+            "# medians of a rule differ by %g %% at most. Longer messages go as the longest.\n",
             100 * t->noise);
     if (report->capability)
         fprintf(file, "\ndevice sm_%u\n", report->capability / 10 * 10);
@@ -171,7 +171,7 @@ static void write_table(FILE *file, void *user) {
     for (int mode = 0; mode < 2; mode++) write_mode(file, t, mode);
 }
 
-/* ---- the run ---- */
+/* ---- the run --------------------------------------------------------------------------------- */
 
 static int try_table(const perf_plan *base, tune_run *run, const char *path) {
     perf_plan plan = *base;
@@ -203,7 +203,7 @@ static int write_tried(const perf_plan *plan, tune_run *run, table *t) {
     if (code != CLI_OK) return code;
     if (output_write(&plan->file, write_table, t) != ONEHOP_OK)
         return cli_fail(cli_command, CLI_UNSUPPORTED, "%s", onehop_last_error());
-    printf("%s: %zu rows for eager calls, %zu for graphs, used and verified\n", plan->file.path,
+    printf("%s: %zu rules for eager calls, %zu for graphs, used and verified\n", plan->file.path,
            run->report->count[ONEHOP_MODE_EAGER], run->report->count[ONEHOP_MODE_GRAPH]);
     return CLI_OK;
 }
@@ -230,12 +230,12 @@ int cli_tune(int argc, char **argv) {
     memset(&flags, 0xFF, sizeof flags); /* every number -1 */
     flags.output = "onehop.table";
     flags.nccl_path = NULL;
-    switch (options_parse(rows, OH_LENGTH(rows), argc, argv, &flags)) {
+    switch (options_parse(rules, OH_LENGTH(rules), argc, argv, &flags)) {
     case OPTIONS_HELP:
         printf("usage: onehop tune [FLAGS]\n\nMeasures which algorithm and grid is best for which "
                "message and writes a tuning table,\nto be named by ONEHOP_TUNING. Defaults in "
                "brackets; SIZE takes K, M, G.\n\n");
-        options_print_help(rows, OH_LENGTH(rows));
+        options_print_help(rules, OH_LENGTH(rules));
         return CLI_OK;
     case OPTIONS_REFUSED:
         return CLI_USAGE;

@@ -7,7 +7,7 @@
 #include "cli/perf.h"
 
 enum {
-    TUNE_ROWS = 128,  /* of one mode */
+    TUNE_RULES = 128, /* of one mode */
     TUNE_REPEATS = 3, /* medians of one way that must be alike, one after the other */
 };
 
@@ -20,14 +20,14 @@ typedef struct tune_way {
 } tune_way;
 
 /* What serves messages up to so many bytes, and, if that is not the same, those in place. */
-typedef struct tune_row {
+typedef struct tune_rule {
     uint64_t bytes;
     tune_way way, in_place;
-} tune_row;
+} tune_rule;
 
 /* In memory that all ranks share; rank 0 writes. */
 typedef struct tune_report {
-    tune_row rows[2][TUNE_ROWS]; /* by onehop_mode */
+    tune_rule rules[2][TUNE_RULES]; /* by onehop_mode */
     size_t count[2];
     uint32_t capability; /* lowest; 0 on the host */
     char driver[96];
@@ -43,17 +43,17 @@ typedef struct tune_run {
     perf_plan *plan;
     tune_way way;
     uint64_t bytes;
-    uint32_t most_blocks;
+    uint32_t max_blocks;
     bool refused; /* for noise */
 } tune_run;
 
 /* The bodies of the two runs; `user` is a tune_run. The second compares what the library does with
- * the rows, and its results with the reference. */
+ * the rules, and its results with the reference. */
 onehop_result tune_measure(perf_worker *worker, bool *wrong_out);
 onehop_result tune_try(perf_worker *worker, bool *wrong_out);
 
-/* Are the last TUNE_REPEATS of `count` medians alike within `noise`, a fraction? They are in us_out, sorted. Ways
- * that do not serve, INFINITY all along, are. */
+/* Are the last TUNE_REPEATS of `count` medians alike within `noise`, a fraction? They are in
+ * us_out, sorted. Ways that do not serve, INFINITY all along, are. */
 static inline bool tune_settled(const double *medians, int count, double noise, double *us_out) {
     if (count < TUNE_REPEATS) return false;
     for (int i = 0; i < TUNE_REPEATS; i++) {

@@ -1,9 +1,9 @@
 /* What the ranks of `onehop tune` do. For every size: all ways once, the best of these again until
- * their medians repeat, the best of them is a row. Between sizes whose rows differ in algorithm the
- * point where they cross is sought by halving.
+ * their medians repeat, the best of them is a rule. Between sizes whose rules differ in algorithm
+ * the point where they cross is sought by halving.
  *
- * All figures are the largest of all ranks and equal on all ranks, so the ranks decide alike without
- * talking. */
+ * All figures are the largest of all ranks and equal on all ranks, so the ranks decide alike
+ * without talking. */
 #include "cli/tune.h"
 #include "device/device.h"
 
@@ -23,7 +23,7 @@ enum {
 /* A change of grid or algorithm must be worth so much: tables stay short. */
 #define WORTH 0.01
 
-/* ---- names ---- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 bool tune_same_way(const tune_way *a, const tune_way *b) {
     return a->algorithm == b->algorithm && a->source == b->source && a->blocks == b->blocks &&
@@ -48,7 +48,7 @@ static void say(const perf_worker *worker, const tune_way *way, bool final) {
     fprintf(stderr, "%s%s", run->progress ? "\033[K" : "", final ? "\n" : "");
 }
 
-/* ---- one way ---- */
+/* ---- one way --------------------------------------------------------------------------------- */
 
 static onehop_result call_way(perf_worker *worker, perf_rank *rank, const void *in, void *out,
                               size_t count) {
@@ -114,21 +114,21 @@ static onehop_result settle(perf_worker *worker, tune_way *way) {
     return ONEHOP_OK;
 }
 
-/* ---- all ways ---- */
+/* ---- all ways -------------------------------------------------------------------------------- */
 
 static void add(tune_way *ways, size_t *count, tune_way way) {
     if (*count < WAYS) ways[(*count)++] = way;
 }
 
-/* Grids that give a thread a unit or so, as far as there are: fewer units than the smallest grid has
- * threads, or more than the largest, leave those. */
+/* Grids that give a thread a unit or so, as far as there are: fewer units than the smallest grid
+ * has threads, or more than the largest, leave those. */
 static void add_grids(const tune_run *run, tune_way *ways, size_t *count, tune_way way) {
     static const uint32_t data_blocks[] = {2, 4, 8, 16, 32, 64, 128, 0};
-    const uint64_t units = (run->bytes + 15) / 16, most = (run->most_blocks - 1) * 1024ull;
-    const uint64_t wanted = units > most ? most : units < 128 ? 128 : units;
+    const uint64_t units = (run->bytes + 15) / 16, max = (run->max_blocks - 1) * 1024ull;
+    const uint64_t wanted = units > max ? max : units < 128 ? 128 : units;
     for (size_t b = 0; b < OH_LENGTH(data_blocks); b++) {
-        const uint32_t blocks = data_blocks[b] ? data_blocks[b] + 1 : run->most_blocks;
-        if (blocks > run->most_blocks) continue;
+        const uint32_t blocks = data_blocks[b] ? data_blocks[b] + 1 : run->max_blocks;
+        if (blocks > run->max_blocks) continue;
         for (uint32_t threads = 64; threads <= 1024; threads *= 2) {
             const uint64_t grid = (uint64_t)(blocks - 1) * threads;
             if (grid > 2 * wanted || 4 * grid < wanted) continue;
@@ -201,31 +201,31 @@ static onehop_result choose(perf_worker *worker, const tune_way *ways, size_t co
     return result;
 }
 
-static onehop_result tune_size(perf_worker *worker, const tune_row *before, tune_row *row) {
+static onehop_result tune_size(perf_worker *worker, const tune_rule *before, tune_rule *rule) {
     tune_run *run = worker->user;
     tune_way ways[WAYS];
     const size_t count = list_ways(worker, ways);
     const uint64_t samples = run->plan->samples;
     onehop_result result = ONEHOP_OK;
-    row->bytes = run->bytes;
+    rule->bytes = run->bytes;
     run->plan->samples = FIRST_SAMPLES;
     for (size_t i = 0; i < count && result == ONEHOP_OK; i++) result = measure(worker, &ways[i]);
     run->plan->samples = samples;
     if (result != ONEHOP_OK) return result;
     qsort(ways, count, sizeof *ways, compare_ways);
-    result = choose(worker, ways, count, NULL, before ? &before->way : NULL, &row->way);
-    row->in_place = row->way;
-    if (result == ONEHOP_OK && !run->refused && !serves_in_place(&row->way))
+    result = choose(worker, ways, count, NULL, before ? &before->way : NULL, &rule->way);
+    rule->in_place = rule->way;
+    if (result == ONEHOP_OK && !run->refused && !serves_in_place(&rule->way))
         result = choose(worker, ways, count, serves_in_place, before ? &before->in_place : NULL,
-                        &row->in_place);
-    if (result == ONEHOP_OK && !run->refused) say(worker, &row->way, true);
+                        &rule->in_place);
+    if (result == ONEHOP_OK && !run->refused) say(worker, &rule->way, true);
     return result;
 }
 
-/* ---- one mode ---- */
+/* ---- one mode -------------------------------------------------------------------------------- */
 
 /* Up to where the lower of two neighbours is the better one. */
-static onehop_result find_crossover(perf_worker *worker, tune_row *low, const tune_row *high) {
+static onehop_result find_crossover(perf_worker *worker, tune_rule *low, const tune_rule *high) {
     tune_run *run = worker->user;
     uint64_t above = high->bytes;
     for (int i = 0; i < HALVINGS && !run->refused; i++) {
@@ -245,37 +245,37 @@ static onehop_result find_crossover(perf_worker *worker, tune_row *low, const tu
     return ONEHOP_OK;
 }
 
-static size_t merge(tune_row *rows, size_t count) {
+static size_t merge(tune_rule *rules, size_t count) {
     size_t kept = 0;
     for (size_t i = 0; i < count; i++) {
-        if (kept && tune_same_way(&rows[kept - 1].way, &rows[i].way) &&
-            tune_same_way(&rows[kept - 1].in_place, &rows[i].in_place))
+        if (kept && tune_same_way(&rules[kept - 1].way, &rules[i].way) &&
+            tune_same_way(&rules[kept - 1].in_place, &rules[i].in_place))
             kept--;
-        rows[kept++] = rows[i];
+        rules[kept++] = rules[i];
     }
     return kept;
 }
 
-static onehop_result tune_mode(perf_worker *worker, tune_row *rows, size_t *count_out) {
+static onehop_result tune_mode(perf_worker *worker, tune_rule *rules, size_t *count_out) {
     const perf_plan *plan = worker->plan;
     tune_run *run = worker->user;
     onehop_result result = ONEHOP_OK;
     size_t count = 0;
     for (uint64_t bytes = plan->min_bytes; bytes <= plan->max_bytes; bytes *= plan->factor) {
         run->bytes = bytes;
-        result = tune_size(worker, count ? &rows[count - 1] : NULL, &rows[count]);
+        result = tune_size(worker, count ? &rules[count - 1] : NULL, &rules[count]);
         if (result != ONEHOP_OK || run->refused) return result;
         count++;
     }
     for (size_t i = 0; i + 1 < count && result == ONEHOP_OK && !run->refused; i++)
-        if (rows[i].way.algorithm != rows[i + 1].way.algorithm ||
-            rows[i].way.source != rows[i + 1].way.source)
-            result = find_crossover(worker, &rows[i], &rows[i + 1]);
-    *count_out = merge(rows, count);
+        if (rules[i].way.algorithm != rules[i + 1].way.algorithm ||
+            rules[i].way.source != rules[i + 1].way.source)
+            result = find_crossover(worker, &rules[i], &rules[i + 1]);
+    *count_out = merge(rules, count);
     return result;
 }
 
-/* ---- the run ---- */
+/* ---- the run --------------------------------------------------------------------------------- */
 
 /* Lowest of all ranks. */
 static onehop_result lowest(perf_worker *worker, uint32_t mine, uint32_t *out) {
@@ -299,7 +299,7 @@ static onehop_result describe(perf_worker *worker) {
     if (result != ONEHOP_OK) return result;
     result = device->ops->info(device, &info);
     device->ops->close(device);
-    if (result == ONEHOP_OK) result = lowest(worker, info.multiprocessors, &run->most_blocks);
+    if (result == ONEHOP_OK) result = lowest(worker, info.multiprocessors, &run->max_blocks);
     if (result == ONEHOP_OK) result = lowest(worker, info.capability, &capability);
     if (result != ONEHOP_OK || rank->rank != 0) return result;
     report->capability = capability;
@@ -313,7 +313,7 @@ onehop_result tune_measure(perf_worker *worker, bool *wrong_out) {
     tune_run own = *(tune_run *)worker->user;
     const perf_plan *shared = worker->plan;
     perf_plan plan = *shared;
-    tune_row rows[TUNE_ROWS];
+    tune_rule rules[TUNE_RULES];
     (void)wrong_out;
     worker->plan = own.plan = &plan;
     worker->user = &own;
@@ -322,9 +322,9 @@ onehop_result tune_measure(perf_worker *worker, bool *wrong_out) {
         size_t count = 0;
         plan.graph = mode == ONEHOP_MODE_GRAPH;
         worker->inline_calls = plan.device == ONEHOP_DEVICE_HOST && !plan.graph;
-        result = tune_mode(worker, rows, &count);
+        result = tune_mode(worker, rules, &count);
         if (worker->rank[0].rank != 0) continue;
-        memcpy(own.report->rows[mode], rows, sizeof rows);
+        memcpy(own.report->rules[mode], rules, sizeof rules);
         own.report->count[mode] = count;
     }
     worker->inline_calls = false;
@@ -332,18 +332,18 @@ onehop_result tune_measure(perf_worker *worker, bool *wrong_out) {
     return result;
 }
 
-/* ---- the trial ---- */
+/* ---- the trial ------------------------------------------------------------------------------- */
 
-static onehop_result try_row(perf_worker *worker, const tune_row *row, bool in_place,
-                             bool *wrong_out) {
-    const tune_way *way = in_place ? &row->in_place : &row->way;
+static onehop_result try_rule(perf_worker *worker, const tune_rule *rule, bool in_place,
+                              bool *wrong_out) {
+    const tune_way *way = in_place ? &rule->in_place : &rule->way;
     const perf_plan *plan = worker->plan;
     const onehop_mode mode = plan->graph ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER;
     onehop_choice choice;
     int64_t wrong = 0;
     uint64_t outside = 0;
     char name[96];
-    onehop_result result = onehop_would_use(worker->rank[0].context, row->bytes, plan->dtype,
+    onehop_result result = onehop_would_use(worker->rank[0].context, rule->bytes, plan->dtype,
                                             ONEHOP_SUM, mode, in_place, &choice);
     if (result != ONEHOP_OK) return result;
     const tune_way found = {choice.algorithm, choice.source, choice.blocks, choice.threads, 0};
@@ -351,8 +351,8 @@ static onehop_result try_row(perf_worker *worker, const tune_row *row, bool in_p
     if (!tune_same_way(way, &found))
         return oh_error(ONEHOP_ERR_INTERNAL,
                         "the table says %s for %llu bytes, the library takes %s", name,
-                        (unsigned long long)row->bytes, onehop_algorithm_name(choice.algorithm));
-    result = perf_try(worker, &perf_target_onehop, perf_slices_for(worker, row->bytes), in_place,
+                        (unsigned long long)rule->bytes, onehop_algorithm_name(choice.algorithm));
+    result = perf_try(worker, &perf_target_onehop, perf_slices_for(worker, rule->bytes), in_place,
                       &wrong, &outside);
     *wrong_out |= wrong || outside;
     return result;
@@ -368,7 +368,7 @@ onehop_result tune_try(perf_worker *worker, bool *wrong_out) {
         plan.graph = mode == ONEHOP_MODE_GRAPH;
         for (size_t i = 0; i < run->report->count[mode] && result == ONEHOP_OK; i++)
             for (int in_place = 0; in_place < 2 && result == ONEHOP_OK; in_place++)
-                result = try_row(worker, &run->report->rows[mode][i], in_place, wrong_out);
+                result = try_rule(worker, &run->report->rules[mode][i], in_place, wrong_out);
     }
     worker->plan = shared;
     return result;

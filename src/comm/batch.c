@@ -1,7 +1,7 @@
-/* What one capture holds: rows of the table and mappings of the peers' memory, until every graph of
- * it is gone. The graphs hold a counter that outlives the context if need be; the device tells of
- * the end of each from a thread that may do nothing but count. So what is no longer needed is given
- * back later, by whoever captures next or destroys the context. */
+/* What one capture holds: registrations of the table and mappings of the peers' memory, until every
+ * graph of it is gone. The graphs hold a counter that outlives the context if need be; the device
+ * tells of the end of each from a thread that may do nothing but count. So what is no longer needed
+ * is given back later, by whoever captures next or destroys the context. */
 #include "comm/registration.h"
 
 #include <stdlib.h>
@@ -33,7 +33,7 @@ static bool is_over(const oh_batch *b) {
     return __atomic_load_n(&b->holders->count, __ATOMIC_ACQUIRE) == 1;
 }
 
-static void drop(onehop_t *ctx, oh_batch *b) {
+static void drop(onehop_context *ctx, oh_batch *b) {
     for (size_t i = 0; i < b->span_count; i++)
         ctx->device->ops->mem_release(ctx->device, &b->spans[i]);
     let_go(b->holders);
@@ -43,7 +43,7 @@ static void drop(onehop_t *ctx, oh_batch *b) {
     free(b);
 }
 
-static onehop_result open_batch(onehop_t *ctx) {
+static onehop_result open_batch(onehop_context *ctx) {
     oh_batch *b = calloc(1, sizeof *b);
     oh_holders *holders = malloc(sizeof *holders);
     if (!b || !holders) {
@@ -59,7 +59,7 @@ static onehop_result open_batch(onehop_t *ctx) {
 
 /* The next graph of this capture, unless it is held to already. Streams of one graph share the
  * number of their capture. */
-static onehop_result hold_graph(onehop_t *ctx, oh_batch *b, onehop_stream_t stream,
+static onehop_result hold_graph(onehop_context *ctx, oh_batch *b, onehop_stream stream,
                                 uint64_t capture) {
     for (size_t i = b->capture_count; i > 0; i--)
         if (b->captures[i - 1] == capture) return ONEHOP_OK;
@@ -73,16 +73,17 @@ static onehop_result hold_graph(onehop_t *ctx, oh_batch *b, onehop_stream_t stre
     return result;
 }
 
-onehop_result oh_batch_take_row(onehop_t *ctx, onehop_stream_t stream, uint64_t capture,
-                                uint32_t *row_out) {
+onehop_result oh_batch_take_registration(onehop_context *ctx, onehop_stream stream,
+                                         uint64_t capture, uint32_t *row_out) {
     onehop_result result = ctx->open_batch ? ONEHOP_OK : open_batch(ctx);
     if (!result) result = hold_graph(ctx, ctx->open_batch, stream, capture);
     if (result) return result;
-    if (ctx->comm->rows_used == ctx->comm->stats.rows_total) oh_batch_recycle(ctx);
-    return onehop_comm_row_take(ctx->comm, row_out);
+    if (ctx->comm->registrations_used == ctx->comm->stats.registrations_total)
+        oh_batch_recycle(ctx);
+    return onehop_comm_registration_take(ctx->comm, row_out);
 }
 
-void oh_batch_close(onehop_t *ctx, oh_mem *spans, size_t span_count) {
+void oh_batch_close(onehop_context *ctx, oh_mem *spans, size_t span_count) {
     oh_batch *b = ctx->open_batch;
     if (!b) return;
     b->spans = spans;
@@ -96,20 +97,21 @@ void oh_batch_close(onehop_t *ctx, oh_mem *spans, size_t span_count) {
     ctx->captured_room = 0;
 }
 
-/* Its rows, emptied. On failure they stay taken. */
-static void give_rows_back(onehop_t *ctx, const oh_batch *b) {
+/* Its registrations, emptied. On failure they stay taken. */
+static void give_registrations_back(onehop_context *ctx, const oh_batch *b) {
     size_t count = 0;
-    uint32_t *rows = malloc((b->call_count ? b->call_count : 1) * sizeof *rows);
-    if (!rows) return;
+    uint32_t *registrations = malloc((b->call_count ? b->call_count : 1) * sizeof *registrations);
+    if (!registrations) return;
     for (size_t i = 0; i < b->call_count; i++)
-        if (b->calls[i].row != OH_NO_ROW) rows[count++] = b->calls[i].row;
-    if (oh_comm_rows_release(ctx->comm, rows, count))
-        oh_log(ONEHOP_LOG_ERROR, "rows of a graph that is gone stay taken: %s",
+        if (b->calls[i].registration != OH_NO_REGISTRATION)
+            registrations[count++] = b->calls[i].registration;
+    if (oh_comm_registrations_release(ctx->comm, registrations, count))
+        oh_log(ONEHOP_LOG_ERROR, "registrations of a graph that is gone stay taken: %s",
                onehop_last_error());
-    free(rows);
+    free(registrations);
 }
 
-void oh_batch_recycle(onehop_t *ctx) {
+void oh_batch_recycle(onehop_context *ctx) {
     for (oh_batch **link = &ctx->batches; *link;) {
         oh_batch *b = *link;
         if (!is_over(b)) {
@@ -117,12 +119,12 @@ void oh_batch_recycle(onehop_t *ctx) {
             continue;
         }
         *link = b->next;
-        give_rows_back(ctx, b);
+        give_registrations_back(ctx, b);
         drop(ctx, b);
     }
 }
 
-void oh_batch_drop_all(onehop_t *ctx) {
+void oh_batch_drop_all(onehop_context *ctx) {
     for (oh_batch *b = ctx->batches, *next; b; b = next) {
         next = b->next;
         drop(ctx, b);

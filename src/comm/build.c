@@ -33,7 +33,7 @@ static onehop_result cross_compile(const oh_program *program, uint32_t arch) {
 
 /* `cross`: for that architecture, to see that it compiles. */
 static onehop_result build_one(oh_device *device, uint32_t cross, int kernel,
-                               const onehop_op_config *op, oh_function *out) {
+                               const onehop_expression_config *op, oh_function *out) {
     size_t count;
     const oh_kernel *list = oh_kernel_list(&count);
     oh_program program;
@@ -109,10 +109,11 @@ static void await_builders(work *w, size_t started) {
     }
 }
 
-/* Every `shares`-th kernel, beginning with number `share`, that is not there yet. The caller is one of the
- * builders: without a second thread it takes longer, no more. Where it has a wait hook it waits for the
- * builders instead. */
-static onehop_result build_share(onehop_t *ctx, oh_build *b, uint32_t share, uint32_t shares) {
+/* Every `shares`-th kernel, beginning with number `share`, that is not there yet. The caller is one
+ * of the builders: without a second thread it takes longer, no more. Where it has a wait hook it
+ * waits for the builders instead. */
+static onehop_result build_share(onehop_context *ctx, oh_build *b, uint32_t share,
+                                 uint32_t shares) {
     pthread_t threads[BUILDERS];
     const size_t callers = !oh_wait_has_hook();
     size_t left = 0, started = 0;
@@ -134,7 +135,7 @@ static onehop_result build_share(onehop_t *ctx, oh_build *b, uint32_t share, uin
     return w.result ? oh_error(w.result, "%s", w.sentence) : ONEHOP_OK;
 }
 
-static onehop_result build_rest(onehop_t *ctx, oh_build *b) {
+static onehop_result build_rest(onehop_context *ctx, oh_build *b) {
     onehop_result result = build_share(ctx, b, 0, 1);
     for (size_t i = 0; i < b->count && !result && b->functions[i].handle; i++)
         result =
@@ -149,7 +150,7 @@ typedef struct request {
     uint32_t capability, unused;
 } request;
 
-static onehop_result check_context(const onehop_t *ctx, const char *what) {
+static onehop_result check_context(const onehop_context *ctx, const char *what) {
     if (ctx->capturing)
         return oh_error(ONEHOP_ERR_STATE, "%s: not between onehop_capture_begin and _end", what);
     return oh_comm_check(ctx->comm);
@@ -163,7 +164,7 @@ static onehop_result compare(const request *all, int world, const char *what) {
     return ONEHOP_OK;
 }
 
-onehop_result oh_build_by_group(onehop_t *ctx, oh_build *b, onehop_result mine) {
+onehop_result oh_build_by_group(onehop_context *ctx, oh_build *b, onehop_result mine) {
     request own = {b->identity, ctx->info.capability, 0}, all[ONEHOP_MAX_RANKS];
     uint32_t share = 0, shares = 0;
     if (!ctx->group)
@@ -185,7 +186,7 @@ onehop_result oh_build_by_group(onehop_t *ctx, oh_build *b, onehop_result mine) 
     return result ? result : oh_rendezvous_agree(ctx->group, build_rest(ctx, b));
 }
 
-onehop_result oh_build_all(onehop_t *const *contexts, oh_build *builds, int n) {
+onehop_result oh_build_all(onehop_context *const *contexts, oh_build *builds, int n) {
     onehop_result result = ONEHOP_OK;
     for (int r = 0; r < n && !result; r++) result = check_context(contexts[r], builds[r].what);
     for (int r = 0; r < n && !result; r++) result = build_rest(contexts[r], &builds[r]);

@@ -1,12 +1,12 @@
 /* Capture on a context: between begin and end, captured calls are noted; end compares them across
  * the ranks, call by call, so that graphs that could only hang are found before they run. Then the
- * rows of those that take one are filled, see registration.c. */
+ * registrations of those that take one are filled, see registration.c. */
 #include "comm/registration.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static onehop_result make_room(onehop_t *ctx) {
+static onehop_result make_room(onehop_context *ctx) {
     const size_t room = ctx->captured_room ? 2 * ctx->captured_room : 64;
     oh_captured *calls = realloc(ctx->captured, room * sizeof *calls);
     if (calls) ctx->captured = calls;
@@ -18,17 +18,17 @@ static onehop_result make_room(onehop_t *ctx) {
     return ONEHOP_OK;
 }
 
-onehop_result oh_capture_prepare(onehop_t *ctx, const oh_plan *plan, const oh_stream_info *info,
-                                 oh_request *q) {
+onehop_result oh_capture_prepare(onehop_context *ctx, const oh_plan *plan,
+                                 const oh_stream_info *info, oh_request *q) {
     onehop_result result = ONEHOP_OK;
     if (ctx->captured_count == ctx->captured_room) result = make_room(ctx);
-    q->row = OH_NO_ROW;
+    q->registration = OH_NO_REGISTRATION;
     if (!result && plan->choice.source == ONEHOP_SOURCE_GRAPH)
-        result = oh_batch_take_row(ctx, q->stream, info->capture, &q->row);
+        result = oh_batch_take_registration(ctx, q->stream, info->capture, &q->registration);
     return result;
 }
 
-void oh_capture_note(onehop_t *ctx, const oh_request *q, const oh_plan *plan) {
+void oh_capture_note(onehop_context *ctx, const oh_request *q, const oh_plan *plan) {
     oh_captured *c = &ctx->captured[ctx->captured_count];
     memset(c, 0, sizeof *c);
     c->count = q->count;
@@ -39,10 +39,10 @@ void oh_capture_note(onehop_t *ctx, const oh_request *q, const oh_plan *plan) {
     c->threads = plan->choice.threads;
     c->in_place = oh_request_in_place(q);
     ctx->captured_memory[ctx->captured_count++] =
-        (oh_captured_memory){q->in, q->out, oh_request_bytes(q), q->row};
+        (oh_captured_memory){q->in, q->out, oh_request_bytes(q), q->registration};
 }
 
-static onehop_result begin(onehop_t *ctx) {
+static onehop_result begin(onehop_context *ctx) {
     onehop_result result = oh_context_check(ctx, "onehop_capture_begin");
     if (result) return result;
     if (ctx->capturing)
@@ -85,9 +85,9 @@ typedef struct summary {
     uint64_t numbered;
 } summary;
 
-/* Exchanges the lists through the group and compares all against rank 0's. The calls get numbers from
- * one that no rank has used. */
-static onehop_result compare_by_group(onehop_t *ctx) {
+/* Exchanges the lists through the group and compares all against rank 0's. The calls get numbers
+ * from one that no rank has used. */
+static onehop_result compare_by_group(onehop_context *ctx) {
     const uint64_t mine = ctx->captured_count;
     const summary own = {mine, ctx->numbered};
     summary summaries[ONEHOP_MAX_RANKS];
@@ -110,25 +110,26 @@ static onehop_result compare_by_group(onehop_t *ctx) {
     return result;
 }
 
-onehop_result onehop_capture_begin(onehop_t *context) {
+onehop_result onehop_capture_begin(onehop_context *context) {
     OH_NO_CANCEL;
     return begin(context);
 }
 
-static size_t count_rows(const onehop_t *ctx) {
-    size_t rows = 0;
-    for (size_t i = 0; i < ctx->captured_count; i++) rows += oh_takes_row(&ctx->captured[i]);
-    return rows;
+static size_t count_rows(const onehop_context *ctx) {
+    size_t registrations = 0;
+    for (size_t i = 0; i < ctx->captured_count; i++)
+        registrations += oh_takes_registration(&ctx->captured[i]);
+    return registrations;
 }
 
-static onehop_result check_end(const onehop_t *ctx, const char *call) {
+static onehop_result check_end(const onehop_context *ctx, const char *call) {
     onehop_result result = oh_context_check(ctx, call);
     if (!result && !ctx->capturing) result = oh_error(ONEHOP_ERR_STATE, "%s: not capturing", call);
     return result;
 }
 
 /* One rank ends its capture. */
-static onehop_result check_end_alone(const onehop_t *ctx, const char *call) {
+static onehop_result check_end_alone(const onehop_context *ctx, const char *call) {
     onehop_result result = check_end(ctx, call);
     if (!result && ctx->world > 1 && !ctx->group)
         result = oh_error(ONEHOP_ERR_STATE,
@@ -138,7 +139,7 @@ static onehop_result check_end_alone(const onehop_t *ctx, const char *call) {
     return result;
 }
 
-onehop_result onehop_capture_end(onehop_t *context) {
+onehop_result onehop_capture_end(onehop_context *context) {
     OH_NO_CANCEL;
     onehop_result result = check_end_alone(context, "onehop_capture_end");
     if (result) return result;
@@ -149,8 +150,9 @@ onehop_result onehop_capture_end(onehop_t *context) {
     return result;
 }
 
-onehop_result onehop_capture_inputs(const onehop_t *context, onehop_captured_input *inputs_out,
-                                    size_t room, size_t *count_out) {
+onehop_result onehop_capture_inputs(const onehop_context *context,
+                                    onehop_captured_input *inputs_out, size_t room,
+                                    size_t *count_out) {
     onehop_result result = check_end(context, "onehop_capture_inputs");
     if (result) return result;
     if (!count_out || (room && !inputs_out))
@@ -158,7 +160,7 @@ onehop_result onehop_capture_inputs(const onehop_t *context, onehop_captured_inp
     size_t count = 0;
     for (size_t i = 0; i < context->captured_count; i++) {
         const oh_captured_memory *m = &context->captured_memory[i];
-        if (!oh_takes_row(&context->captured[i])) continue;
+        if (!oh_takes_registration(&context->captured[i])) continue;
         if (count < room) inputs_out[count] = (onehop_captured_input){m->in, m->out, m->bytes};
         count++;
     }
@@ -166,16 +168,16 @@ onehop_result onehop_capture_inputs(const onehop_t *context, onehop_captured_inp
     return ONEHOP_OK;
 }
 
-static onehop_result check_mapped(const onehop_t *ctx, const void *const *in, void *const *out,
-                                  size_t count) {
+static onehop_result check_mapped(const onehop_context *ctx, const void *const *in,
+                                  void *const *out, size_t count) {
     static const char call[] = "onehop_capture_end_mapped";
-    const size_t rows = count_rows(ctx);
+    const size_t registrations = count_rows(ctx);
     if (count && (!in || !out))
         return oh_error(ONEHOP_ERR_NULL, "%s: %s is NULL", call, in ? "out" : "in");
-    if (count != rows)
+    if (count != registrations)
         return oh_error(ONEHOP_ERR_ARGUMENT,
                         "%s: count is %zu, but %zu captured calls take addresses", call, count,
-                        rows);
+                        registrations);
     for (size_t i = 0; i < count * (size_t)ctx->world; i++) {
         if (!in[i] || !out[i])
             return oh_error(ONEHOP_ERR_NULL, "%s: %s of call %zu on rank %zu is NULL", call,
@@ -190,12 +192,13 @@ static onehop_result check_mapped(const onehop_t *ctx, const void *const *in, vo
     return ONEHOP_OK;
 }
 
-/* [row][rank] */
-static onehop_result fill_mapped(onehop_t *ctx, const void *const *in, void *const *out) {
+/* [registration][rank] */
+static onehop_result fill_mapped(onehop_context *ctx, const void *const *in, void *const *out) {
     onehop_result result = ONEHOP_OK;
     for (size_t i = 0; i < ctx->captured_count && !result; i++) {
-        if (!oh_takes_row(&ctx->captured[i])) continue;
-        result = oh_comm_row_fill(ctx->comm, ctx->captured_memory[i].row, ctx->numbered++, in, out);
+        if (!oh_takes_registration(&ctx->captured[i])) continue;
+        result = oh_comm_registration_fill(ctx->comm, ctx->captured_memory[i].registration,
+                                           ctx->numbered++, in, out);
         in += ctx->world;
         out += ctx->world;
     }
@@ -203,8 +206,8 @@ static onehop_result fill_mapped(onehop_t *ctx, const void *const *in, void *con
 }
 
 /* Wrong arguments of one rank leave all of them capturing. */
-onehop_result onehop_capture_end_mapped(onehop_t *context, const void *const *in, void *const *out,
-                                        size_t count) {
+onehop_result onehop_capture_end_mapped(onehop_context *context, const void *const *in,
+                                        void *const *out, size_t count) {
     OH_NO_CANCEL;
     onehop_result result = check_end_alone(context, "onehop_capture_end_mapped");
     if (result) return result;
@@ -219,7 +222,7 @@ onehop_result onehop_capture_end_mapped(onehop_t *context, const void *const *in
     return result;
 }
 
-onehop_result oh_check_all(onehop_t *const *contexts, int n, const char *call) {
+onehop_result oh_check_all(onehop_context *const *contexts, int n, const char *call) {
     if (!contexts) return oh_error(ONEHOP_ERR_NULL, "%s: contexts is NULL", call);
     for (int r = 0; r < n; r++) {
         if (!contexts[r]) return oh_error(ONEHOP_ERR_NULL, "%s: context %d is NULL", call, r);
@@ -232,7 +235,7 @@ onehop_result oh_check_all(onehop_t *const *contexts, int n, const char *call) {
     return n > 0 ? ONEHOP_OK : oh_error(ONEHOP_ERR_ARGUMENT, "%s: n is %d", call, n);
 }
 
-onehop_result onehop_capture_begin_all(onehop_t *const *contexts, int n) {
+onehop_result onehop_capture_begin_all(onehop_context *const *contexts, int n) {
     OH_NO_CANCEL;
     onehop_result result = oh_check_all(contexts, n, "onehop_capture_begin_all");
     for (int r = 0; r < n && !result; r++)
@@ -243,7 +246,7 @@ onehop_result onehop_capture_begin_all(onehop_t *const *contexts, int n) {
     return result;
 }
 
-onehop_result onehop_capture_end_all(onehop_t *const *contexts, int n) {
+onehop_result onehop_capture_end_all(onehop_context *const *contexts, int n) {
     OH_NO_CANCEL;
     onehop_result result = oh_check_all(contexts, n, "onehop_capture_end_all");
     for (int r = 0; r < n && !result; r++)

@@ -56,7 +56,7 @@ onehop_result oh_comm_check_fit(const onehop_comm *comm, int kernel, const oh_fu
                                 uint32_t ranks_per_device) {
     size_t count;
     const oh_kernel *k = &oh_kernel_list(&count)[kernel];
-    const uint32_t blocks = comm->dispatch.planes.max_blocks;
+    const uint32_t blocks = comm->dispatch.regions.max_blocks;
     uint32_t resident = 0;
     onehop_result result =
         comm->device->ops->resident_blocks(comm->device, function, k->max_threads, &resident);
@@ -106,21 +106,21 @@ static int poll_peers(void *argument);
 
 static void fill_template(onehop_comm *comm, const onehop_comm_config *c, void *device_page) {
     oh_args *a = &comm->args;
-    for (int r = 0; r < c->world_size; r++) a->slabs[r] = (uintptr_t)c->symmetric[r];
+    for (int r = 0; r < c->world_size; r++) a->buffers[r] = (uintptr_t)c->symmetric[r];
     a->local = (uintptr_t)c->local;
     a->host = (uintptr_t)device_page;
     if (comm->dispatch.kind == ONEHOP_DEVICE_HOST) {
         a->host_poll = (uintptr_t)poll_peers;
         a->host_poll_argument = (uintptr_t)comm;
     }
-    a->planes = comm->dispatch.planes;
-    a->phase_bytes = a->planes.slot_bytes * (oh_u64)c->world_size;
+    a->regions = comm->dispatch.regions;
+    a->parity_bytes = a->regions.slot_bytes * (oh_u64)c->world_size;
     for (int k = 0; k < c->world_size - 1; k++) {
         const int peer = (c->rank + 1 + k) % c->world_size, source = k + (k >= c->rank);
         a->peers[k].there =
-            a->slabs[peer] + a->planes.push + a->planes.slot_bytes * (oh_u64)c->rank;
+            a->buffers[peer] + a->regions.push + a->regions.slot_bytes * (oh_u64)c->rank;
         a->peers[k].from =
-            a->slabs[c->rank] + a->planes.push + a->planes.slot_bytes * (oh_u64)source;
+            a->buffers[c->rank] + a->regions.push + a->regions.slot_bytes * (oh_u64)source;
     }
     a->rank = (uint32_t)c->rank;
     a->world = (uint32_t)c->world_size;
@@ -133,7 +133,7 @@ static onehop_result comm_init(onehop_comm *comm, const onehop_comm_config *c) {
     comm->rank = c->rank;
     comm->world = c->world_size;
     comm->page = c->host;
-    onehop_result result = oh_layout_plan(c->layout, &layout, &comm->dispatch.planes);
+    onehop_result result = oh_layout_plan(c->layout, &layout, &comm->dispatch.regions);
     if (!result) result = resolve_timeout(c->timeout_ms, &comm->timeout_ms);
     if (!result) result = comm->device->ops->host_address(comm->device, c->host, &device_page);
     if (result) return result;
@@ -143,14 +143,15 @@ static onehop_result comm_init(onehop_comm *comm, const onehop_comm_config *c) {
         if (!comm->scratch) return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory");
         comm->side.scratch = (uintptr_t)comm->scratch;
     }
-    comm->row_tags = calloc(layout.max_rows, sizeof *comm->row_tags);
-    if (!comm->row_tags) return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory for its rows");
+    comm->registration_tags = calloc(layout.max_registrations, sizeof *comm->registration_tags);
+    if (!comm->registration_tags)
+        return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory for its registrations");
     comm->stats.symmetric_bytes = layout.symmetric_bytes;
     comm->stats.local_bytes = layout.local_bytes;
     comm->stats.host_bytes = layout.host_bytes;
     comm->stats.push_bytes = layout.push_bytes;
     comm->stats.pull_bytes = layout.pull_bytes;
-    comm->stats.rows_total = layout.max_rows;
+    comm->stats.registrations_total = layout.max_registrations;
     result = load_functions(comm, c->ranks_per_device ? c->ranks_per_device : 1);
     return result ? result : oh_comm_set_timeout(comm, comm->timeout_ms);
 }
@@ -185,7 +186,8 @@ static onehop_result open_named(onehop_device which, oh_device **out) {
     return oh_device_open(which, 0, out);
 }
 
-static onehop_result choose_rows(oh_device *device, const onehop_comm_config *c, oh_dispatch *out) {
+static onehop_result choose_rules(oh_device *device, const onehop_comm_config *c,
+                                  oh_dispatch *out) {
     oh_device_info info;
     oh_tuning tuning;
     onehop_result result = device->ops->info(device, &info);
@@ -203,8 +205,8 @@ static onehop_result choose_rows(oh_device *device, const onehop_comm_config *c,
     return result;
 }
 
-/* This rank's grids among those on its GPU. Ranks of one communicator claim one by one: what they have
- * in common is not known here. */
+/* This rank's grids among those on its GPU. Ranks of one communicator claim one by one: what they
+ * have in common is not known here. */
 static onehop_result claim_grids(onehop_comm *comm, uint32_t flags) {
     oh_device_info info;
     if (comm->dispatch.kind != ONEHOP_DEVICE_CUDA || comm->world == 1 || !OH_COUNTS_ON_GPU(flags))
@@ -212,7 +214,7 @@ static onehop_result claim_grids(onehop_comm *comm, uint32_t flags) {
     onehop_result result = comm->device->ops->info(comm->device, &info);
     if (result) return result;
     const oh_claim claim = {info.device.ordinal, info.multiprocessors, 1,
-                            comm->dispatch.planes.max_blocks, 0};
+                            comm->dispatch.regions.max_blocks, 0};
     return oh_residency_claim(&claim, &comm->residency);
 }
 
@@ -236,7 +238,7 @@ onehop_result onehop_comm_create(const onehop_comm_config *config, onehop_comm *
         result = oh_error(ONEHOP_ERR_ARGUMENT,
                           "communicator: layout is for device kind %d, the device is of kind %d",
                           (int)layout.device_kind, (int)device->ops->kind);
-    if (!result) result = choose_rows(device, &known, &dispatch);
+    if (!result) result = choose_rules(device, &known, &dispatch);
     const oh_comm_parts parts = {device, true, NULL, &dispatch, NULL, 0};
     onehop_comm *comm;
     if (!result) result = oh_comm_open(&known, &parts, &comm);
@@ -257,7 +259,7 @@ void onehop_comm_destroy(onehop_comm *comm) {
     OH_NO_CANCEL;
     if (!comm) return;
     free(comm->functions);
-    free(comm->row_tags);
+    free(comm->registration_tags);
     free(comm->scratch);
     pthread_mutex_destroy(&comm->failure_lock);
     if (comm->owns_device) comm->device->ops->close(comm->device);
@@ -276,12 +278,13 @@ onehop_result onehop_storage_arm(const onehop_layout_config *config, onehop_devi
             "onehop_storage_arm: expected alignments 4096, 256, 256 for symmetric, local, host");
     onehop_layout_config known;
     onehop_layout layout;
-    oh_planes planes;
+    oh_regions regions;
     oh_device *opened = NULL;
     onehop_result result = oh_config_copy(&known, sizeof known, config, "onehop_layout_config");
-    if (!result) result = oh_layout_plan(&known, &layout, &planes);
+    if (!result) result = oh_layout_plan(&known, &layout, &regions);
     if (!result) result = open_named(device, &opened);
-    if (!result) result = oh_storage_arm(opened, &planes, known.world_size, symmetric, local, host);
+    if (!result)
+        result = oh_storage_arm(opened, &regions, known.world_size, symmetric, local, host);
     if (opened) opened->ops->close(opened);
     return result;
 }

@@ -1,9 +1,10 @@
 /* The communicator: a validated holder of pointers over memory that somebody else owns, and the one
  * place from which calls are launched. It allocates no device memory and exchanges nothing.
  *
- * Its state is in three places: device memory of this rank (oh_local: epochs, stop), the control
- * pages of all slabs (verdicts), and host memory (oh_host_page.record: what a kernel found).
- * oh_comm_check reads the last, on every call; failure.c reads the others, when asked. */
+ * Its state is in three places: device memory of this rank (oh_local: sequence numbers, stop), the
+ * control pages of all symmetric buffers (verdicts), and host memory (oh_host_page.record: what a
+ * kernel found). oh_comm_check reads the last, on every call; failure.c reads the others, when
+ * asked. */
 #ifndef OH_COMM_H
 #define OH_COMM_H
 
@@ -44,11 +45,11 @@ struct onehop_comm {
 
     /* Streams of the last eager and the last captured call, to order calls that change streams. Ids
      * are one more than the device's, which gives 0 to the stream NULL; 0: none yet. */
-    onehop_stream_t eager_stream, captured_stream;
+    onehop_stream eager_stream, captured_stream;
     uint64_t eager_id, captured_id;
 
-    uint32_t *row_tags; /* per row of the table: its tag while taken, else 0 */
-    uint32_t rows_used, last_tag;
+    uint32_t *registration_tags; /* per registration of the table: its tag while taken, else 0 */
+    uint32_t registrations_used, last_tag;
     uint32_t first_row; /* none before it is free */
 
     pthread_mutex_t failure_lock;
@@ -66,11 +67,11 @@ typedef struct oh_request {
     onehop_dtype dtype; /* 0: bytes */
     onehop_op op;
     const onehop_call *call; /* NULL: automatic */
-    onehop_stream_t stream;
-    uint32_t row; /* with source GRAPH; the caller's, or taken for this call */
+    onehop_stream stream;
+    uint32_t registration; /* with source GRAPH; the caller's, or taken for this call */
     onehop_collective collective;
-    const onehop_op_t *custom; /* of an all-reduce; NULL: none */
-    const onehop_op_values *values;
+    const onehop_expression *custom; /* of an all-reduce; NULL: none */
+    const onehop_expression_values *values;
 } oh_request;
 
 /* Of the message, or of one rank's part. */
@@ -88,7 +89,7 @@ typedef struct oh_comm_parts {
     oh_device *device; /* open; taken over if `owns_device` */
     bool owns_device;
     onehop_group *group;         /* may be NULL */
-    const oh_dispatch *dispatch; /* without planes; copied */
+    const oh_dispatch *dispatch; /* without regions; copied */
     void *nccl;                  /* borrowed; may be NULL */
     uint64_t multicast;          /* address of the group's memory; 0: off */
 } oh_comm_parts;
@@ -109,27 +110,29 @@ typedef struct oh_fused_call {
     uint64_t identity; /* hash of all that must be equal on all ranks besides the choice */
     size_t count;      /* elements of the message */
     onehop_dtype dtype;
-    onehop_stream_t stream;
+    onehop_stream stream;
     const onehop_call *call; /* as the caller gave it */
 } oh_fused_call;
 
 onehop_result oh_comm_launch_fused(onehop_comm *comm, const oh_fused_call *call,
                                    const oh_stream_info *info);
 
-/* A kernel ready to launch: of the library's image, or built at run time if that has no code for this
- * device. */
+/* A kernel ready to launch: of the library's image, or built at run time if that has no code for
+ * this device. */
 onehop_result oh_comm_make_function(onehop_comm *comm, int kernel, oh_function *out);
 /* ARGUMENT if the largest grid does not fit on the device at once. */
 onehop_result oh_comm_check_fit(const onehop_comm *comm, int kernel, const oh_function *function,
                                 uint32_t ranks_per_device);
 
-/* Fills one row that is taken. `number`: of the call, equal on all ranks and of no other call. */
-onehop_result oh_comm_row_fill(onehop_comm *comm, uint32_t row, uint32_t number,
-                               const void *const *in, void *const *out);
-/* Fills rows that are taken, their tags included; empties and releases them. */
-onehop_result oh_comm_rows_fill(onehop_comm *comm, const uint32_t *rows, oh_row *values,
-                                size_t count);
-onehop_result oh_comm_rows_release(onehop_comm *comm, const uint32_t *rows, size_t count);
+/* Fills one registration that is taken. `number`: of the call, equal on all ranks and of no other
+ * call. */
+onehop_result oh_comm_registration_fill(onehop_comm *comm, uint32_t registration, uint32_t number,
+                                        const void *const *in, void *const *out);
+/* Fills registrations that are taken, their tags included; empties and releases them. */
+onehop_result oh_comm_registrations_fill(onehop_comm *comm, const uint32_t *registrations,
+                                         oh_registration *values, size_t count);
+onehop_result oh_comm_registrations_release(onehop_comm *comm, const uint32_t *registrations,
+                                            size_t count);
 
 /* OK, or the error of a dead communicator, or of a forked child's copy. Reads host memory only. */
 onehop_result oh_comm_check(onehop_comm *comm);
@@ -149,7 +152,7 @@ bool oh_comm_gone_for_long(onehop_comm *comm);
 /* Declares the communicator dead from outside a call and tells every rank. */
 void oh_comm_kill(onehop_comm *comm, uint32_t kind, int culprit);
 
-onehop_result oh_comm_wait(onehop_comm *comm, onehop_stream_t stream);
+onehop_result oh_comm_wait(onehop_comm *comm, onehop_stream stream);
 onehop_result oh_comm_set_timeout(onehop_comm *comm, uint32_t timeout_ms);
 
 /* Tells the peers that this rank will send nothing more. */

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 /* In a forked child it frees the child's copies; the devices know which calls are theirs. */
-static void release(onehop_t *ctx) {
+static void release(onehop_context *ctx) {
     /* Also where creation failed on some rank: NCCL would wait for it. */
     const bool dead = !ctx->comm || __atomic_load_n(&ctx->comm->dead, __ATOMIC_ACQUIRE);
     const bool ours = oh_process_is(ctx->process);
@@ -18,7 +18,7 @@ static void release(onehop_t *ctx) {
     if (ctx->device) {
         const oh_device_ops *ops = ctx->device->ops;
         ops->multicast_release(ctx->device, &ctx->multicast);
-        for (int r = 0; r < ctx->world; r++) ops->mem_release(ctx->device, &ctx->slabs[r]);
+        for (int r = 0; r < ctx->world; r++) ops->mem_release(ctx->device, &ctx->buffers[r]);
         if (ctx->local) ops->local_free(ctx->device, ctx->local);
         if (ctx->host) ops->host_free(ctx->device, ctx->host);
         ops->close(ctx->device);
@@ -32,7 +32,7 @@ static void release(onehop_t *ctx) {
 }
 
 /* A group of one rank: no group, no memory; calls copy. */
-static onehop_result make_alone(onehop_t *ctx) {
+static onehop_result make_alone(onehop_context *ctx) {
     oh_introduction unused;
     onehop_result result = oh_context_introduce(ctx, &unused);
     const oh_dispatch_group group = {ctx->info.device.kind, ctx->info.capability, 1, false, false};
@@ -54,7 +54,7 @@ typedef struct tables {
 } tables;
 
 /* The steps of context.h through a group. After each one all agree. */
-static onehop_result set_up_with(onehop_t *ctx, tables *t) {
+static onehop_result set_up_with(onehop_context *ctx, tables *t) {
     int fd = -1, fds[ONEHOP_MAX_RANKS];
     onehop_result result = oh_rendezvous_allgather(ctx->group, &t->mine, t->all, sizeof t->mine);
     if (!result) result = oh_rendezvous_agree(ctx->group, oh_context_claim(ctx, t->all, &t->claim));
@@ -78,7 +78,7 @@ static onehop_result set_up_with(onehop_t *ctx, tables *t) {
     return result ? result : oh_rendezvous_agree(ctx->group, oh_context_finish(ctx));
 }
 
-static onehop_result set_up(onehop_t *ctx) {
+static onehop_result set_up(onehop_context *ctx) {
     tables *t = calloc(1, sizeof *t);
     onehop_result result =
         t ? oh_log_check() : oh_error(ONEHOP_ERR_MEMORY, "onehop_create: no memory");
@@ -103,7 +103,7 @@ static onehop_result open_group(const onehop_config *c, onehop_group **group_out
     return onehop_group_open(&g, group_out);
 }
 
-static onehop_result make(onehop_t *ctx, const onehop_config *config, onehop_group *group) {
+static onehop_result make(onehop_context *ctx, const onehop_config *config, onehop_group *group) {
     ctx->config = *config;
     ctx->group = group;
     ctx->owns_group = !config->group;
@@ -112,7 +112,7 @@ static onehop_result make(onehop_t *ctx, const onehop_config *config, onehop_gro
     return ctx->world == 1 ? make_alone(ctx) : set_up(ctx);
 }
 
-onehop_result onehop_create(const onehop_config *config, onehop_t **context_out) {
+onehop_result onehop_create(const onehop_config *config, onehop_context **context_out) {
     OH_NO_CANCEL;
     if (!config || !context_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_create: %s is NULL",
@@ -123,7 +123,7 @@ onehop_result onehop_create(const onehop_config *config, onehop_t **context_out)
     /* The group first: what fails on this rank alone from here on, the others hear of. */
     if (!result) result = open_group(&known, &group);
     if (result) return result;
-    onehop_t *ctx = calloc(1, sizeof *ctx);
+    onehop_context *ctx = calloc(1, sizeof *ctx);
     if (!ctx) {
         result = oh_error(ONEHOP_ERR_MEMORY, "onehop_create: no memory");
         result = oh_rendezvous_agree(group, result);
@@ -140,9 +140,9 @@ onehop_result onehop_create(const onehop_config *config, onehop_t **context_out)
     return ONEHOP_OK;
 }
 
-/* ---- all ranks in one thread ------------------------------------------------------------------- */
+/* ---- all ranks in one thread ----------------------------------------------------------------- */
 
-static onehop_result make_all(onehop_t **ctx, int n) {
+static onehop_result make_all(onehop_context **ctx, int n) {
     oh_introduction all[ONEHOP_MAX_RANKS];
     oh_offer offers[ONEHOP_MAX_RANKS];
     uint32_t blocks[ONEHOP_MAX_RANKS];
@@ -172,10 +172,10 @@ static onehop_result refuse_nccl(const onehop_config *config) {
 }
 
 onehop_result onehop_create_all(const onehop_config *config, int n, const onehop_device *devices,
-                                onehop_t **contexts_out) {
+                                onehop_context **contexts_out) {
     OH_NO_CANCEL;
     onehop_config known;
-    onehop_t *ctx[ONEHOP_MAX_RANKS] = {NULL};
+    onehop_context *ctx[ONEHOP_MAX_RANKS] = {NULL};
     if (!config || !contexts_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_create_all: %s is NULL",
                         config ? "contexts_out" : "config");
@@ -211,7 +211,8 @@ onehop_result onehop_create_all(const onehop_config *config, int n, const onehop
     return result;
 }
 
-/* They end by themselves, at their deadline at the latest, or now if the wait hook does not want to wait. */
+/* They end by themselves, at their deadline at the latest, or now if the wait hook does not want to
+ * wait. */
 static onehop_result await_own_calls(onehop_comm *comm) {
     onehop_result result = oh_comm_wait(comm, comm->eager_stream);
     if (result == ONEHOP_ERR_INTERRUPTED) oh_comm_kill(comm, OH_FAIL_ABORTED, -1);
@@ -219,12 +220,12 @@ static onehop_result await_own_calls(onehop_comm *comm) {
     return result;
 }
 
-void onehop_destroy(onehop_t *context) {
+void onehop_destroy(onehop_context *context) {
     OH_NO_CANCEL;
     if (!context) return;
     if (context->comm && oh_process_is(context->process)) {
-        /* A CUDA stream that cannot be asked (say, being captured) may still run one: its memory must stay. A host stream
-         * ends its calls before it goes. */
+        /* A CUDA stream that cannot be asked (say, being captured) may still run one: its memory
+         * must stay. A host stream ends its calls before it goes. */
         onehop_result result = ONEHOP_OK;
         if (context->comm->eager_id) result = await_own_calls(context->comm);
         oh_comm_leave(context->comm);
@@ -238,36 +239,36 @@ void onehop_destroy(onehop_t *context) {
     release(context);
 }
 
-/* ---- asking -------------------------------------------------------------------------------------- */
+/* ---- asking ---------------------------------------------------------------------------------- */
 
-onehop_result oh_context_check(const onehop_t *ctx, const char *call) {
+onehop_result oh_context_check(const onehop_context *ctx, const char *call) {
     if (!ctx) return oh_error(ONEHOP_ERR_NULL, "%s: context is NULL", call);
     return oh_process_check(ctx->process, "context");
 }
 
-int onehop_rank(const onehop_t *context) {
+int onehop_rank(const onehop_context *context) {
     return context ? context->rank : -1;
 }
 
-int onehop_world_size(const onehop_t *context) {
+int onehop_world_size(const onehop_context *context) {
     return context ? context->world : 0;
 }
 
-onehop_device onehop_get_device(const onehop_t *context) {
+onehop_device onehop_get_device(const onehop_context *context) {
     const onehop_device none = {ONEHOP_DEVICE_AUTO, 0};
     return context ? context->info.device : none;
 }
 
-onehop_result onehop_get_stats(const onehop_t *context, onehop_stats *stats_out) {
+onehop_result onehop_get_stats(const onehop_context *context, onehop_stats *stats_out) {
     onehop_result result = oh_context_check(context, "onehop_get_stats");
     if (result) return result;
     if (!stats_out) return oh_error(ONEHOP_ERR_NULL, "onehop_get_stats: stats_out is NULL");
     *stats_out = context->comm ? context->comm->stats : context->alone;
-    if (context->comm) stats_out->rows_used = context->comm->rows_used;
+    if (context->comm) stats_out->registrations_used = context->comm->registrations_used;
     return ONEHOP_OK;
 }
 
-onehop_result onehop_synchronize(onehop_t *context, onehop_stream_t stream) {
+onehop_result onehop_synchronize(onehop_context *context, onehop_stream stream) {
     OH_NO_CANCEL;
     onehop_result result = oh_context_check(context, "onehop_synchronize");
     if (result) return result;
@@ -281,7 +282,7 @@ onehop_result onehop_synchronize(onehop_t *context, onehop_stream_t stream) {
     }
 }
 
-onehop_result onehop_status(onehop_t *context, onehop_failure *failure_out) {
+onehop_result onehop_status(onehop_context *context, onehop_failure *failure_out) {
     OH_NO_CANCEL;
     onehop_result result = oh_context_check(context, "onehop_status");
     if (result) return result;
@@ -295,14 +296,14 @@ onehop_result onehop_status(onehop_t *context, onehop_failure *failure_out) {
     return result;
 }
 
-onehop_result onehop_abort(onehop_t *context) {
+onehop_result onehop_abort(onehop_context *context) {
     OH_NO_CANCEL;
     onehop_result result = oh_context_check(context, "onehop_abort");
     if (!result && context->comm) oh_comm_kill(context->comm, OH_FAIL_ABORTED, -1);
     return result;
 }
 
-onehop_result onehop_set_timeout(onehop_t *context, uint32_t timeout_ms) {
+onehop_result onehop_set_timeout(onehop_context *context, uint32_t timeout_ms) {
     OH_NO_CANCEL;
     onehop_result result = oh_context_check(context, "onehop_set_timeout");
     if (result) return result;

@@ -4,7 +4,8 @@
  * ranks in processes, in threads, and all ranks in one thread take the same path:
  *   introduce   what this rank is and wants; its device is open           -> oh_introduction to all
  *   claim       settings compared; the grids that fit on this GPU         -> their blocks to all
- *   allocate    sizes agreed, memory made                                 -> oh_offer and a descriptor to all
+ *   allocate    sizes agreed, memory made                                 -> oh_offer and a
+ *                                                                         descriptor to all
  *   connect     the peers' memory mapped, own memory armed                -> barrier
  *   multicast   if all ranks allow it (multicast.c); a failure turns it off and is no error
  *   hand_over   with ONEHOP_FLAG_NCCL: NCCL's communicator, which waits for all ranks itself
@@ -23,7 +24,7 @@ typedef struct oh_introduction {
     uint32_t world;
     uint32_t device_kind;
     uint32_t flags;
-    uint32_t max_blocks, max_rows;
+    uint32_t max_blocks, max_registrations;
     uint32_t multiprocessors;
     uint32_t capability;
     uint32_t handle_kinds;
@@ -56,14 +57,14 @@ typedef struct oh_captured_memory {
     const void *in;
     void *out;
     size_t bytes;
-    uint32_t row; /* of a call over source GRAPH, else OH_NO_ROW */
+    uint32_t registration; /* of a call over source GRAPH, else OH_NO_REGISTRATION */
 } oh_captured_memory;
 
-#define OH_NO_ROW UINT32_MAX
+#define OH_NO_REGISTRATION UINT32_MAX
 
 typedef struct oh_batch oh_batch;
 
-struct onehop {
+struct onehop_context {
     uint64_t process; /* that made it */
     onehop_group *group;
     bool owns_group;
@@ -74,11 +75,11 @@ struct onehop {
     oh_device_info info;
     onehop_layout_config layout_config;
     onehop_layout layout;
-    oh_planes planes;
+    oh_regions regions;
     uint32_t ranks_per_device;
     oh_residency *residency; /* its grids among those on its GPU; NULL: not counted */
     uint32_t handle_kinds;   /* that work between all ranks */
-    oh_mem slabs[ONEHOP_MAX_RANKS];
+    oh_mem buffers[ONEHOP_MAX_RANKS];
     oh_multicast multicast;
     oh_dispatch_group served;
     void *local;
@@ -94,34 +95,36 @@ struct onehop {
     oh_captured_memory *captured_memory;
     size_t captured_count, captured_room;
     uint32_t numbered;    /* captured calls that have a number; agreed when a capture ends */
-    oh_batch *open_batch; /* of the capture that is going on, once a call took a row */
+    oh_batch *open_batch; /* of the capture that is going on, once a call took a registration */
     oh_batch *batches;    /* of earlier ones, until their graphs are gone */
 };
 
-onehop_result oh_context_introduce(onehop_t *ctx, oh_introduction *out);
-onehop_result oh_context_claim(onehop_t *ctx, const oh_introduction *all, uint32_t *blocks_out);
+onehop_result oh_context_introduce(onehop_context *ctx, oh_introduction *out);
+onehop_result oh_context_claim(onehop_context *ctx, const oh_introduction *all,
+                               uint32_t *blocks_out);
 /* `blocks`: what each rank has claimed. */
-onehop_result oh_context_allocate(onehop_t *ctx, const oh_introduction *all, const uint32_t *blocks,
-                                  oh_offer *out, int *fd_out);
-onehop_result oh_context_connect(onehop_t *ctx, const oh_offer *offers, const int *fds);
+onehop_result oh_context_allocate(onehop_context *ctx, const oh_introduction *all,
+                                  const uint32_t *blocks, oh_offer *out, int *fd_out);
+onehop_result oh_context_connect(onehop_context *ctx, const oh_offer *offers, const int *fds);
 /* All ranks of a group, or of one thread. Errors are those of the exchange. */
-onehop_result oh_multicast_set_up(onehop_t *ctx);
-onehop_result oh_multicast_set_up_all(onehop_t *const *ctx, int n);
+onehop_result oh_multicast_set_up(onehop_context *ctx);
+onehop_result oh_multicast_set_up_all(onehop_context *const *ctx, int n);
 
-onehop_result oh_context_hand_over(onehop_t *ctx, const oh_offer *offers);
-onehop_result oh_context_finish(onehop_t *ctx);
+onehop_result oh_context_hand_over(onehop_context *ctx, const oh_offer *offers);
+onehop_result oh_context_finish(onehop_context *ctx);
 
-/* Every public function of a context begins with it. Errors: NULL, STATE (a forked child's copy). */
-onehop_result oh_context_check(const onehop_t *ctx, const char *call);
+/* Every public function of a context begins with it. Errors: NULL, STATE (a forked child's
+ * copy). */
+onehop_result oh_context_check(const onehop_context *ctx, const char *call);
 
 /* The contexts of a call on all ranks: the whole group, in rank order. */
-onehop_result oh_check_all(onehop_t *const *contexts, int n, const char *call);
+onehop_result oh_check_all(onehop_context *const *contexts, int n, const char *call);
 
-/* Before the launch of a call that is being captured: room to note it, and its row if it takes one.
- */
-onehop_result oh_capture_prepare(onehop_t *ctx, const oh_plan *plan, const oh_stream_info *info,
-                                 oh_request *request);
+/* Before the launch of a call that is being captured: room to note it, and its registration if it
+ * takes one. */
+onehop_result oh_capture_prepare(onehop_context *ctx, const oh_plan *plan,
+                                 const oh_stream_info *info, oh_request *request);
 /* After it: remembers the call. */
-void oh_capture_note(onehop_t *ctx, const oh_request *request, const oh_plan *plan);
+void oh_capture_note(onehop_context *ctx, const oh_request *request, const oh_plan *plan);
 
 #endif

@@ -1,13 +1,13 @@
-/* Which algorithm, source and grid serve a call: the first row of a table (tuning.h) that the call
+/* Which algorithm, source and grid serve a call: the first rule of a table (tuning.h) that the call
  * can use. A pure function of values that are equal on all ranks, so that all ranks choose alike,
  * and total: no size is without an answer. */
 #ifndef OH_DISPATCH_H
 #define OH_DISPATCH_H
 
 #include "comm/tuning.h"
-#include "device/planes.h"
+#include "device/regions.h"
 
-#define OH_DISPATCH_ROWS 192
+#define OH_DISPATCH_RULES 192
 
 /* Algorithms are numbers below this. */
 #define OH_ALGORITHMS (ONEHOP_HOST_GATHER + 1)
@@ -16,10 +16,10 @@
 typedef struct oh_dispatch {
     onehop_device_kind kind;
     int world;
-    bool nccl;        /* there is a communicator of NCCL beside ours */
-    oh_planes planes; /* to be filled in once the layout is known, before the first choice */
+    bool nccl;          /* there is a communicator of NCCL beside ours */
+    oh_regions regions; /* to be filled in once the layout is known, before the first choice */
     /* Those of the table that this group may use, in the order in which they are tried. */
-    oh_tuning_row rows[OH_DISPATCH_ROWS];
+    oh_tuning_rule rules[OH_DISPATCH_RULES];
     size_t row_count;
     /* Looked up once: index in oh_kernel_list for [algorithm][type], -1 for none, and its launch
      * bound. */
@@ -38,17 +38,17 @@ typedef struct oh_dispatch_group {
     bool multicast; /* on, on all ranks */
 } oh_dispatch_group;
 
-/* Errors: ENVIRONMENT (too many rows for this group). */
+/* Errors: ENVIRONMENT (too many rules for this group). */
 onehop_result oh_dispatch_init(oh_dispatch *d, const oh_dispatch_group *group,
                                const oh_tuning *tuning);
 
 /* The longest message that may set the size of a buffer. */
-#define OH_DISPATCH_MOST_BYTES ((size_t)128 << 20)
+#define OH_DISPATCH_MAX_BYTES ((size_t)128 << 20)
 
 /* Sizes of a GPU's push slots and of half its pull buffer, where the caller leaves them open: the
  * longest messages that the table sends by push and by pull, up to max_bytes; if that is 0, up to a
- * cap and the usual slot, or with `uncap` to the most. Never less than some calls need: 64 KiB of push, of
- * pull twice max_bytes or the cap, between 1 MiB and what is usual. */
+ * cap and the usual slot, or with `uncap` to the most. Never less than some calls need: 64 KiB of
+ * push, of pull twice max_bytes or the cap, between 1 MiB and what is usual. */
 void oh_dispatch_sizes(const oh_dispatch *d, size_t max_bytes, bool uncap,
                        const onehop_layout *usual, size_t *push_out, size_t *pull_out);
 
@@ -56,7 +56,7 @@ void oh_dispatch_sizes(const oh_dispatch *d, size_t max_bytes, bool uncap,
 typedef struct oh_question {
     size_t bytes;       /* > 0; of one rank's part, where ranks have parts */
     onehop_dtype dtype; /* 0: bytes, not numbers */
-    onehop_mode mode;   /* GRAPH: the call can take a row of the table of captured inputs */
+    onehop_mode mode;   /* GRAPH: the call can take a rule of the table of captured inputs */
     bool in_place;
     const onehop_call *call; /* NULL, or with zero fields: onehop chooses */
     onehop_collective collective;

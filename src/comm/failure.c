@@ -8,11 +8,11 @@
 #include <stdio.h>
 #include <string.h>
 
-/* How long a call may go on after a peer was seen gone, for what the others still send each other.
- * */
+/* How long a call may go on after a peer was seen gone, for what the others still send each
+ * other. */
 #define OH_GONE_NS 200000000ull
 
-_Static_assert(OH_MOST_LOOK_TICKS == OH_MOST_LOOK_NS >> OH_TICK_SHIFT, "one rule for all waits");
+_Static_assert(OH_MAX_LOOK_TICKS == OH_MAX_LOOK_NS >> OH_TICK_SHIFT, "one rule for all waits");
 
 static onehop_result result_of(uint32_t kind) {
     switch (kind) {
@@ -26,15 +26,15 @@ static onehop_result result_of(uint32_t kind) {
         return ONEHOP_ERR_ABORTED;
     case OH_FAIL_OVERLAP:
         return ONEHOP_ERR_CALLS_OVERLAP;
-    case OH_FAIL_ROW:
-        return ONEHOP_ERR_ROW;
+    case OH_FAIL_REGISTRATION:
+        return ONEHOP_ERR_REGISTRATION;
     default:
         return ONEHOP_ERR_INTERNAL;
     }
 }
 
-/* CUDA loads a kernel at its first launch, and that may wait for kernels that run: for a call of one
- * rank that waits for another rank of the same process, which is held up there. */
+/* CUDA loads a kernel at its first launch, and that may wait for kernels that run: for a call of
+ * one rank that waits for another rank of the same process, which is held up there. */
 static const char *lazy_loading(const onehop_comm *comm, int peer) {
     const char *mode = oh_env_text(OH_ENV_MODULE_LOADING);
     if (comm->dispatch.kind != ONEHOP_DEVICE_CUDA || (mode && !strcmp(mode, "EAGER"))) return "";
@@ -45,7 +45,8 @@ static const char *lazy_loading(const onehop_comm *comm, int peer) {
     return threads ? "; a kernel loaded lazily can block it: set CUDA_MODULE_LOADING=EAGER" : "";
 }
 
-/* "all_reduce of 1000 float32 (1shot_push, grid 9x512)". A peer wrote these words: names are looked up. */
+/* "all_reduce of 1000 float32 (1shot_push, grid 9x512)". A peer wrote these words: names are looked
+ * up. */
 static void describe_call(const oh_facts *facts, char *text, size_t size) {
     const uint32_t called = (uint32_t)(facts->head >> 32), operation = called >> 24;
     const onehop_algorithm algorithm = (onehop_algorithm)(called & 0xff);
@@ -65,25 +66,27 @@ static void describe_call(const oh_facts *facts, char *text, size_t size) {
 /* `calls`: rank 0's and the culprit's, as far as they are of this call. */
 static void describe_mismatch(const oh_facts *calls, onehop_failure *f) {
     char first[160] = "", other[160] = "";
-    if (calls && (uint32_t)calls[0].head == f->epoch) describe_call(&calls[0], first, sizeof first);
-    if (calls && (uint32_t)calls[1].head == f->epoch) describe_call(&calls[1], other, sizeof other);
+    if (calls && (uint32_t)calls[0].head == f->sequence)
+        describe_call(&calls[0], first, sizeof first);
+    if (calls && (uint32_t)calls[1].head == f->sequence)
+        describe_call(&calls[1], other, sizeof other);
     if (!first[0] || !other[0])
         snprintf(f->text, sizeof f->text,
                  "call %u: rank %d made another call (count, type, reduction, algorithm or grid "
                  "differs from rank 0's)",
-                 f->epoch, f->peer);
+                 f->sequence, f->peer);
     else if (strcmp(first, other))
-        snprintf(f->text, sizeof f->text, "call %u: rank %d made %.90s, rank 0 %.90s", f->epoch,
+        snprintf(f->text, sizeof f->text, "call %u: rank %d made %.90s, rank 0 %.90s", f->sequence,
                  f->peer, other, first);
     else if ((calls[0].head >> 40 & 0xff) == ONEHOP_SOURCE_GRAPH)
         snprintf(f->text, sizeof f->text,
-                 "call %u: ranks 0 and %d replayed different captured calls, each %.90s", f->epoch,
-                 f->peer, first);
+                 "call %u: ranks 0 and %d replayed different captured calls, each %.90s",
+                 f->sequence, f->peer, first);
     else
         snprintf(f->text, sizeof f->text,
                  "call %u: ranks 0 and %d made %.90s, but with other values, expression, memory "
                  "or chunks",
-                 f->epoch, f->peer, first);
+                 f->sequence, f->peer, first);
 }
 
 static void describe(const onehop_comm *comm, onehop_failure *f, const oh_facts *calls) {
@@ -95,46 +98,47 @@ static void describe(const onehop_comm *comm, onehop_failure *f, const oh_facts 
             snprintf(
                 text, size,
                 "rank %d (this one) came later than the deadline in call %u; its peers gave up%s",
-                f->peer, f->epoch, lazy_loading(comm, f->peer));
+                f->peer, f->sequence, lazy_loading(comm, f->peer));
         else
             snprintf(text, size, "rank %d did not take part in call %u within the deadline%s",
-                     f->peer, f->epoch, lazy_loading(comm, f->peer));
+                     f->peer, f->sequence, lazy_loading(comm, f->peer));
         break;
     case ONEHOP_ERR_PEER_LOST:
         snprintf(text, size,
                  "rank %d: its process ended or it left the group, call %u cannot complete",
-                 f->peer, f->epoch);
+                 f->peer, f->sequence);
         break;
     case ONEHOP_ERR_MISMATCH:
         describe_mismatch(calls, f);
         break;
-    case ONEHOP_ERR_ROW:
+    case ONEHOP_ERR_REGISTRATION:
         snprintf(text, size,
-                 "call %u: rank %d's row of captured inputs was not filled for this call, or was "
+                 "call %u: rank %d's registration of captured inputs was not filled for this call, "
+                 "or was "
                  "released since",
-                 f->epoch, f->peer);
+                 f->sequence, f->peer);
         break;
     case ONEHOP_ERR_ABORTED:
-        snprintf(text, size, "call %u: aborted by onehop_abort or a wait hook", f->epoch);
+        snprintf(text, size, "call %u: aborted by onehop_abort or a wait hook", f->sequence);
         break;
     case ONEHOP_ERR_CALLS_OVERLAP:
         snprintf(text, size,
                  "call %u began before the call before it had ended on this communicator",
-                 f->epoch);
+                 f->sequence);
         break;
     case ONEHOP_ERR_INTERNAL:
         snprintf(text, size,
                  "call %u: a peer wrote what no rank writes into the others' control pages",
-                 f->epoch);
+                 f->sequence);
         break;
     default:
-        snprintf(text, size, "call %u: %s", f->epoch, onehop_result_text(f->result));
+        snprintf(text, size, "call %u: %s", f->sequence, onehop_result_text(f->result));
         break;
     }
 }
 
-/* What a peer says of a failure, looked at before it is believed: a known kind, and a rank that exists or, where
- * nobody is to blame, none. */
+/* What a peer says of a failure, looked at before it is believed: a known kind, and a rank that
+ * exists or, where nobody is to blame, none. */
 static void believe(const onehop_comm *comm, uint32_t kind, int culprit, onehop_failure *f) {
     const int lowest = kind == OH_FAIL_ABORTED || kind == OH_FAIL_OVERLAP ? -1 : 0;
     const bool sane = culprit >= lowest && culprit < comm->world;
@@ -169,7 +173,7 @@ static onehop_result report(onehop_comm *comm) {
 #define OH_FACTS_WAIT_NS 500000000ull
 
 static uint64_t control_of(const onehop_comm *comm, int rank) {
-    return comm->args.slabs[rank] + comm->args.planes.control;
+    return comm->args.buffers[rank] + comm->args.regions.control;
 }
 
 /* Rank 0's and the culprit's from the own control page. Both make this call, and tell soon. */
@@ -180,7 +184,7 @@ static void load_calls(onehop_comm *comm, const onehop_failure *f, oh_facts call
     for (int i = 0; i < 2; i++) {
         const uint64_t from = OH_MEMBER(control_of(comm, comm->rank), oh_control, facts[ranks[i]]);
         while (!oh_comm_load_u64s(comm, from, (uint64_t *)&calls[i], 1) &&
-               (uint32_t)calls[i].head != f->epoch && oh_clock_ns() - since < OH_FACTS_WAIT_NS)
+               (uint32_t)calls[i].head != f->sequence && oh_clock_ns() - since < OH_FACTS_WAIT_NS)
             oh_sleep_us(200);
         /* With the loads above an acquire: pairs with the release in oh_tell_call. */
         oh_fence_acq_rel_sys();
@@ -195,7 +199,7 @@ static void adopt_record(onehop_comm *comm, uint32_t kind) {
     believe(comm, kind & 0xffu, __atomic_load_n(&r->peer, __ATOMIC_RELAXED), &f);
     f.rank = comm->rank;
     f.site = __atomic_load_n(&r->site, __ATOMIC_RELAXED);
-    f.epoch = __atomic_load_n(&r->epoch, __ATOMIC_RELAXED);
+    f.sequence = __atomic_load_n(&r->sequence, __ATOMIC_RELAXED);
     f.expected = __atomic_load_n(&r->expected, __ATOMIC_RELAXED);
     f.seen = __atomic_load_n(&r->seen, __ATOMIC_RELAXED);
     oh_facts calls[2];
@@ -247,10 +251,10 @@ onehop_result oh_comm_set_timeout(onehop_comm *comm, uint32_t timeout_ms) {
                              timeout_ms * 1000000ull);
 }
 
-/* Epoch of the last call of block 0; 0 if it cannot be read. */
-static uint32_t last_epoch(onehop_comm *comm) {
+/* Sequence number of the last call of block 0; 0 if it cannot be read. */
+static uint32_t last_sequence(onehop_comm *comm) {
     uint64_t word = 0;
-    if (oh_comm_load_u64s(comm, comm->args.local + OH_LOCAL_EPOCHS, &word, 1)) return 0;
+    if (oh_comm_load_u64s(comm, comm->args.local + OH_LOCAL_SEQUENCES, &word, 1)) return 0;
     return (uint32_t)word;
 }
 
@@ -261,13 +265,13 @@ void oh_comm_kill(onehop_comm *comm, uint32_t kind, int culprit) {
     f.rank = comm->rank;
     f.peer = culprit;
     f.site = OH_SITE_OUTSIDE;
-    f.epoch = OH_EPOCH_NEXT(last_epoch(comm)); /* the call that runs or would be made */
+    f.sequence = OH_SEQUENCE_NEXT(last_sequence(comm)); /* the call that runs or would be made */
     /* One that is dead has told its peers already: a second verdict would have late ranks name
      * another culprit. */
     if (is_dead(comm) || !set_failure(comm, &f, NULL)) return;
     /* Verdicts before the abort: a kernel that is aborted here adopts the verdict it finds. Own
      * page first. */
-    const uint64_t verdict = OH_VERDICT(kind, culprit, f.epoch);
+    const uint64_t verdict = OH_VERDICT(kind, culprit, f.sequence);
     for (int k = 0; k < comm->world; k++) {
         const int r = (comm->rank + k) % comm->world;
         oh_comm_store_u64(comm, OH_MEMBER(control_of(comm, r), oh_control, verdicts[comm->rank]),
@@ -281,7 +285,7 @@ void oh_comm_kill(onehop_comm *comm, uint32_t kind, int culprit) {
 /* A verdict on the own control page that no call of this rank has met yet. */
 static void adopt_verdicts(onehop_comm *comm) {
     uint64_t verdicts[OH_MAX_RANKS];
-    const uint32_t next = OH_EPOCH_NEXT(last_epoch(comm));
+    const uint32_t next = OH_SEQUENCE_NEXT(last_sequence(comm));
     if (oh_comm_load_u64s(comm, OH_MEMBER(control_of(comm, comm->rank), oh_control, verdicts),
                           verdicts, (size_t)comm->world))
         return;
@@ -291,7 +295,7 @@ static void adopt_verdicts(onehop_comm *comm) {
         memset(&f, 0, sizeof f);
         believe(comm, OH_VERDICT_KIND(verdicts[r]), OH_VERDICT_CULPRIT(verdicts[r]), &f);
         f.rank = r;
-        f.epoch = OH_VERDICT_EPOCH(verdicts[r]);
+        f.sequence = OH_VERDICT_SEQUENCE(verdicts[r]);
         f.site = OH_SITE_OUTSIDE;
         oh_facts calls[2];
         if (f.result == ONEHOP_ERR_MISMATCH) load_calls(comm, &f, calls);
@@ -315,20 +319,21 @@ static int gone_peer(onehop_comm *comm) {
     return -1;
 }
 
-/* Is a call of this rank running right now? Host paths raise busy; kernels run ahead of their epoch
- * words. */
+/* Is a call of this rank running right now? Host paths raise busy; kernels run ahead of their
+ * sequence number words. */
 static bool in_flight(onehop_comm *comm) {
-    uint64_t words[OH_LOCAL_EPOCHS / 8], epochs[160]; /* as many at a time, for the stack */
+    uint64_t words[OH_LOCAL_SEQUENCES / 8], sequences[160]; /* as many at a time, for the stack */
     oh_local head;
-    const uint32_t blocks = comm->dispatch.planes.max_blocks;
+    const uint32_t blocks = comm->dispatch.regions.max_blocks;
     if (oh_comm_load_u64s(comm, comm->args.local, words, OH_LENGTH(words))) return false;
     memcpy(&head, words, sizeof words);
     for (uint32_t b = 0; b < blocks; b++) {
-        const uint32_t at = b % OH_LENGTH(epochs), left = blocks - b;
-        if (at == 0 && oh_comm_load_u64s(comm, comm->args.local + OH_LOCAL_EPOCHS + b * 8, epochs,
-                                         left < OH_LENGTH(epochs) ? left : OH_LENGTH(epochs)))
+        const uint32_t at = b % OH_LENGTH(sequences), left = blocks - b;
+        if (at == 0 &&
+            oh_comm_load_u64s(comm, comm->args.local + OH_LOCAL_SEQUENCES + b * 8, sequences,
+                              left < OH_LENGTH(sequences) ? left : OH_LENGTH(sequences)))
             return false;
-        if (head.running == OH_EPOCH_NEXT((uint32_t)epochs[at])) return true;
+        if (head.running == OH_SEQUENCE_NEXT((uint32_t)sequences[at])) return true;
     }
     return head.busy;
 }
@@ -336,12 +341,12 @@ static bool in_flight(onehop_comm *comm) {
 /* Has the peer made the call that this rank will make next? Then it may have left after that.
  * Signatures lie where OH_SIGNATURE_HOME says. */
 static bool made_next_call(onehop_comm *comm, int peer) {
-    const uint32_t epoch = OH_EPOCH_NEXT(last_epoch(comm));
+    const uint32_t sequence = OH_SEQUENCE_NEXT(last_sequence(comm));
     const int home = comm->dispatch.kind == ONEHOP_DEVICE_HOST ? peer : comm->rank;
     uint64_t word = 0;
     const uint64_t line =
-        OH_MEMBER(control_of(comm, home), oh_control, lines[epoch & 1][peer].signature);
-    return !oh_comm_load_u64s(comm, line, &word, 1) && (uint32_t)word == epoch;
+        OH_MEMBER(control_of(comm, home), oh_control, lines[sequence & 1][peer].signature);
+    return !oh_comm_load_u64s(comm, line, &word, 1) && (uint32_t)word == sequence;
 }
 
 static void mark_left(onehop_comm *comm, int rank) {
@@ -374,8 +379,8 @@ onehop_result oh_comm_look(onehop_comm *comm) {
     if (result) return result;
     adopt_verdicts(comm);
     const int gone = __atomic_load_n(&comm->dead, __ATOMIC_ACQUIRE) ? -1 : gone_peer(comm);
-    /* Between the two looks a peer may have told of another's death and left. It told first: the fence
-     * pairs with that of oh_comm_leave. */
+    /* Between the two looks a peer may have told of another's death and left. It told first: the
+     * fence pairs with that of oh_comm_leave. */
     oh_fence_acq_rel_sys();
     if (gone >= 0) adopt_verdicts(comm);
     if (gone >= 0 && in_flight(comm))
@@ -392,7 +397,7 @@ void oh_comm_watch(onehop_comm *comm) {
 
 /* Polled: bare at first, since most waits are short, then with rests; the peers are looked at every
  * millisecond. */
-onehop_result oh_comm_wait(onehop_comm *comm, onehop_stream_t stream) {
+onehop_result oh_comm_wait(onehop_comm *comm, onehop_stream stream) {
     uint64_t looked = oh_clock_ns();
     const uint64_t begun = looked;
     for (;;) {

@@ -31,9 +31,9 @@ static uint32_t hash_of(const oh_request *q, const oh_plan *plan) {
 /* Calls of one communicator run in the order they were made, also when they change streams.
  * Captured calls are ordered within their capture; order among replays and eager calls is the
  * caller's. */
-static onehop_result order_streams(onehop_comm *comm, onehop_stream_t stream,
+static onehop_result order_streams(onehop_comm *comm, onehop_stream stream,
                                    const oh_stream_info *info) {
-    onehop_stream_t *last = info->capturing ? &comm->captured_stream : &comm->eager_stream;
+    onehop_stream *last = info->capturing ? &comm->captured_stream : &comm->eager_stream;
     uint64_t *last_id = info->capturing ? &comm->captured_id : &comm->eager_id;
     onehop_result result = ONEHOP_OK;
     if (*last_id == info->id + 1) return ONEHOP_OK;
@@ -52,7 +52,7 @@ static void count_call(onehop_comm *comm, onehop_algorithm algorithm, size_t byt
 
 /* A host call on no stream has run to its end by now, and has failed only if it has left a record:
  * that a peer was seen to leave just after it, from another thread, is for the next call. */
-static onehop_result check_ended(onehop_comm *comm, onehop_stream_t stream) {
+static onehop_result check_ended(onehop_comm *comm, onehop_stream stream) {
     if (stream || !__atomic_load_n(&comm->page->record.kind, __ATOMIC_ACQUIRE)) return ONEHOP_OK;
     return oh_comm_check(comm);
 }
@@ -68,7 +68,7 @@ static onehop_result copy_alone(onehop_comm *comm, const oh_request *q, const oh
 }
 
 /* In the same stream, so ordered with our calls; without our signature, and no call of ours for the
- * epochs. */
+ * sequence numbers. */
 static onehop_result hand_over(onehop_comm *comm, const oh_request *q, const oh_plan *plan) {
     onehop_result result =
         oh_nccl_all_reduce(comm->device, comm->nccl, q->in, q->out, q->count, q->dtype, q->stream);
@@ -76,20 +76,20 @@ static onehop_result hand_over(onehop_comm *comm, const oh_request *q, const oh_
     return result;
 }
 
-/* What an L2 takes in beside a call: of more, a call and the reading after it became slower, by 7 % at 16 MiB and 20 %
- * at 32 (docs/tuning-log.md). */
-#define PREFETCH_MOST ((oh_u64)8 << 20)
+/* What an L2 takes in beside a call: of more, a call and the reading after it became slower, by 7 %
+ * at 16 MiB and 20 % at 32 (docs/notes/tuning-log.md). */
+#define PREFETCH_MAX ((oh_u64)8 << 20)
 
-/* Blocks to launch for a grid of `blocks`: on a GPU as many more as are left, if there is something that
- * they could prefetch. */
+/* Blocks to launch for a grid of `blocks`: on a GPU as many more as are left, if there is something
+ * that they could prefetch. */
 static uint32_t launched_blocks(const onehop_comm *comm, const onehop_call *call, uint32_t blocks,
                                 oh_args *args) {
     args->blocks = blocks;
     if (!call || !call->prefetch_bytes || comm->dispatch.kind != ONEHOP_DEVICE_CUDA) return blocks;
     args->prefetch = (uintptr_t)call->prefetch;
     args->prefetch_bytes =
-        call->prefetch_bytes < PREFETCH_MOST ? call->prefetch_bytes : PREFETCH_MOST;
-    return blocks > args->planes.max_blocks ? blocks : args->planes.max_blocks;
+        call->prefetch_bytes < PREFETCH_MAX ? call->prefetch_bytes : PREFETCH_MAX;
+    return blocks > args->regions.max_blocks ? blocks : args->regions.max_blocks;
 }
 
 onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_plan *plan,
@@ -115,8 +115,9 @@ onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_pl
     args.called = OH_CALLED(plan->choice.algorithm, plan->choice.source, q->dtype, 0);
     args.threads = plan->choice.threads;
     if (plan->choice.source == ONEHOP_SOURCE_GRAPH) {
-        args.row = comm->args.local + comm->args.planes.rows + q->row * sizeof(oh_row);
-        args.tag = comm->row_tags[q->row];
+        args.registration = comm->args.local + comm->args.regions.registrations +
+                            q->registration * sizeof(oh_registration);
+        args.tag = comm->registration_tags[q->registration];
     }
     const uint32_t blocks = launched_blocks(comm, q->call, plan->choice.blocks, &args);
     oh_launch launch = {&comm->functions[plan->kernel], &args,    sizeof args, blocks,

@@ -1,32 +1,32 @@
 /* Setting up multicast once all ranks' memory is there: the steps of device.h, with an agreement
- * after each. What fails on any rank turns it off on all, with a line in the log: the calls it would
- * have served go another way. Nothing here runs unless every rank asked for it. */
+ * after each. What fails on any rank turns it off on all, with a line in the log: the calls it
+ * would have served go another way. Nothing here runs unless every rank asked for it. */
 #include "comm/context.h"
 
 #include <string.h>
 #include <unistd.h>
 
-/* It goes to the others as the slabs do. */
-static onehop_result create(onehop_t *ctx, oh_mem_handle *handle, int *fd) {
+/* It goes to the others as the symmetric buffers do. */
+static onehop_result create(onehop_context *ctx, oh_mem_handle *handle, int *fd) {
     const uint32_t kind = ctx->handle_kinds & OH_HANDLE_FD ? OH_HANDLE_FD : OH_HANDLE_FABRIC;
-    return ctx->device->ops->multicast_create(ctx->device, ctx->slabs[ctx->rank].bytes, ctx->world,
-                                              kind, &ctx->multicast, handle, fd);
+    return ctx->device->ops->multicast_create(ctx->device, ctx->buffers[ctx->rank].bytes,
+                                              ctx->world, kind, &ctx->multicast, handle, fd);
 }
 
-static onehop_result join(onehop_t *ctx, const oh_mem_handle *handle, int fd) {
+static onehop_result join(onehop_context *ctx, const oh_mem_handle *handle, int fd) {
     return ctx->device->ops->multicast_join(ctx->device, handle, fd, &ctx->multicast);
 }
 
-static onehop_result bind_own(onehop_t *ctx) {
-    return ctx->device->ops->multicast_bind(ctx->device, &ctx->slabs[ctx->rank], &ctx->multicast);
+static onehop_result bind_own(onehop_context *ctx) {
+    return ctx->device->ops->multicast_bind(ctx->device, &ctx->buffers[ctx->rank], &ctx->multicast);
 }
 
-static onehop_result map(onehop_t *ctx) {
-    return ctx->device->ops->multicast_map(ctx->device, ctx->slabs, ctx->world, &ctx->multicast);
+static onehop_result map(onehop_context *ctx) {
+    return ctx->device->ops->multicast_map(ctx->device, ctx->buffers, ctx->world, &ctx->multicast);
 }
 
 /* The rows of the tables that need it go. */
-static onehop_result turn_off(onehop_t *ctx) {
+static onehop_result turn_off(onehop_context *ctx) {
     oh_log(ONEHOP_LOG_WARN, "multicast is off: %s", onehop_last_error());
     ctx->device->ops->multicast_release(ctx->device, &ctx->multicast);
     ctx->served.multicast = false;
@@ -34,7 +34,7 @@ static onehop_result turn_off(onehop_t *ctx) {
 }
 
 /* Rank 0's handle and descriptor to all. */
-static onehop_result hand_on(onehop_t *ctx, const oh_mem_handle *mine, int fd,
+static onehop_result hand_on(onehop_context *ctx, const oh_mem_handle *mine, int fd,
                              oh_mem_handle *handle_out, int *fd_out) {
     oh_mem_handle all[ONEHOP_MAX_RANKS];
     int fds[ONEHOP_MAX_RANKS];
@@ -48,7 +48,7 @@ static onehop_result hand_on(onehop_t *ctx, const oh_mem_handle *mine, int fd,
     return result;
 }
 
-onehop_result oh_multicast_set_up(onehop_t *ctx) {
+onehop_result oh_multicast_set_up(onehop_context *ctx) {
     const bool first = ctx->rank == 0;
     oh_mem_handle handle;
     int own = -1, fd = -1;
@@ -67,7 +67,7 @@ onehop_result oh_multicast_set_up(onehop_t *ctx) {
     return result ? turn_off(ctx) : ONEHOP_OK;
 }
 
-onehop_result oh_multicast_set_up_all(onehop_t *const *ctx, int n) {
+onehop_result oh_multicast_set_up_all(onehop_context *const *ctx, int n) {
     oh_mem_handle handle;
     int fd = -1;
     if (!ctx[0]->served.multicast) return ONEHOP_OK;

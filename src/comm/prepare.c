@@ -20,11 +20,12 @@ static onehop_result check_config(const onehop_prepare_config *given, onehop_pre
 }
 
 /* A kernel that calls use and that is not yet what it would become. */
-static void add(const onehop_t *ctx, const onehop_prepare_config *config, int kernel, oh_build *b) {
+static void add(const onehop_context *ctx, const onehop_prepare_config *config, int kernel,
+                oh_build *b) {
     size_t count;
     const oh_kernel *list = oh_kernel_list(&count);
     const bool cuda = ctx->info.device.kind == ONEHOP_DEVICE_CUDA;
-    if (kernel < 0 || !list[kernel].name || b->count == OH_BUILD_MOST) return;
+    if (kernel < 0 || !list[kernel].name || b->count == OH_BUILD_MAX) return;
     if (cuda && ctx->comm->functions[kernel].exact && !(config->flags & ONEHOP_PREPARE_ALWAYS))
         return;
     for (size_t i = 0; i < b->count; i++)
@@ -32,7 +33,7 @@ static void add(const onehop_t *ctx, const onehop_prepare_config *config, int ke
     b->kernels[b->count++] = kernel;
 }
 
-static void plan(const onehop_t *ctx, const onehop_prepare_config *config, oh_build *b) {
+static void plan(const onehop_context *ctx, const onehop_prepare_config *config, oh_build *b) {
     const oh_dispatch *d = &ctx->comm->dispatch;
     memset(b, 0, sizeof *b);
     b->what = name;
@@ -47,12 +48,12 @@ static void plan(const onehop_t *ctx, const onehop_prepare_config *config, oh_bu
     }
 }
 
-static void adopt(onehop_t *ctx, const oh_build *b) {
+static void adopt(onehop_context *ctx, const oh_build *b) {
     for (size_t i = 0; i < b->count; i++)
         if (b->functions[i].handle) ctx->comm->functions[b->kernels[i]] = b->functions[i];
 }
 
-onehop_result onehop_prepare(onehop_t *context, const onehop_prepare_config *config) {
+onehop_result onehop_prepare(onehop_context *context, const onehop_prepare_config *config) {
     OH_NO_CANCEL;
     onehop_prepare_config known;
     oh_build build;
@@ -66,7 +67,7 @@ onehop_result onehop_prepare(onehop_t *context, const onehop_prepare_config *con
     return result;
 }
 
-onehop_result onehop_prepare_all(onehop_t *const *contexts, int n,
+onehop_result onehop_prepare_all(onehop_context *const *contexts, int n,
                                  const onehop_prepare_config *config) {
     OH_NO_CANCEL;
     onehop_prepare_config known;

@@ -1,19 +1,21 @@
-/* Registration of captured memory: how the rows of a capture come to hold every rank's addresses.
+/* Registration of captured memory: how the registrations of a capture come to hold every rank's
+ * addresses.
  *
- * Each rank finds the pieces in which the memory of its calls lies, each once however many calls lie
- * in it, and all ranks send each other their pieces and the addresses of their calls. Each maps what
- * it can of the peers' pieces, neighbours side by side, and says of every call whether it reaches
- * the memory of all ranks. A call that all ranks reach on all ranks gets its addresses; any other
- * goes over the workspace, on all ranks, and that is no error: memory may be of a kind that cannot
- * be shared, unaligned, or a mapping may fail here and succeed there.
+ * Each rank finds the pieces in which the memory of its calls lies, each once however many calls
+ * lie in it, and all ranks send each other their pieces and the addresses of their calls. Each maps
+ * what it can of the peers' pieces, neighbours side by side, and says of every call whether it
+ * reaches the memory of all ranks. A call that all ranks reach on all ranks gets its addresses; any
+ * other goes over the workspace, on all ranks, and that is no error: memory may be of a kind that
+ * cannot be shared, unaligned, or a mapping may fail here and succeed there.
  *
  * Written as steps that a rank does alone with exchanges between them, so that ranks in processes,
  * in threads and all in one thread take one path:
  *   look      own addresses and pieces             -> number of pieces to all
  *   make room for what will come                   -> pieces and addresses to all
  *   map       (descriptors in rounds)              -> which calls are in reach, to all
- *   fill      the rows
- * Only lack of memory, a failing device and a broken group are errors, and end on all ranks alike. */
+ *   fill      the registrations
+ * Only lack of memory, a failing device and a broken group are errors, and end on all ranks
+ * alike. */
 #include "comm/registration.h"
 
 #include "device/foreign.h"
@@ -26,7 +28,7 @@
  * 1024 open files. */
 #define FDS_PER_ROUND 16
 
-#define MOST_BLOB ((size_t)16 << 20) /* of one exchange */
+#define MAX_BLOB ((size_t)16 << 20) /* of one exchange */
 
 /* Of a call on one rank. 0: it must be staged. */
 typedef struct addresses {
@@ -45,24 +47,25 @@ typedef struct span {
     uint64_t base, bytes;
 } span;
 
-/* One rank's view of a capture. Tables over ranks are [rank][most_pieces] and [rank][rows]. */
+/* One rank's view of a capture. Tables over ranks are [rank][max_pieces] and
+ * [rank][registrations]. */
 typedef struct view {
-    onehop_t *ctx;
-    size_t rows;
-    size_t *calls; /* index of the call of each row */
+    onehop_context *ctx;
+    size_t registrations;
+    size_t *calls; /* index of the call of each registration */
     oh_mem_handle *own_pieces;
     addresses *own;
     uint64_t counts[ONEHOP_MAX_RANKS]; /* pieces of each rank */
-    size_t most_pieces;
+    size_t max_pieces;
     oh_mem_handle *pieces;
     addresses *all;
     mapped *places;
     span *spans;
     oh_mem *span_memory; /* goes to the batch */
     size_t span_count;
-    unsigned char *direct; /* [rank][row]: that rank reaches the memory of all */
-    oh_row *values;
-    uint32_t *numbers; /* of the rows */
+    unsigned char *direct; /* [rank][registration]: that rank reaches the memory of all */
+    oh_registration *values;
+    uint32_t *numbers; /* of the registrations */
 } view;
 
 static void drop_view(view *v) {
@@ -84,20 +87,20 @@ static void close_view(view *v) {
     drop_view(v);
 }
 
-static bool same_process(const onehop_t *ctx, int rank) {
+static bool same_process(const onehop_context *ctx, int rank) {
     return !ctx->group || oh_rendezvous_same_process(ctx->group, rank);
 }
 
 /* 2shot_pull stores to the peers' outputs. */
-static bool shares_output(const view *v, size_t row) {
-    return v->ctx->captured[v->calls[row]].algorithm == ONEHOP_2SHOT_PULL;
+static bool shares_output(const view *v, size_t registration) {
+    return v->ctx->captured[v->calls[registration]].algorithm == ONEHOP_2SHOT_PULL;
 }
 
-static uint64_t bytes_of(const view *v, size_t row) {
-    return v->ctx->captured_memory[v->calls[row]].bytes;
+static uint64_t bytes_of(const view *v, size_t registration) {
+    return v->ctx->captured_memory[v->calls[registration]].bytes;
 }
 
-/* ---- look ---------------------------------------------------------------------------------------- */
+/* ---- look ------------------------------------------------------------------------------------ */
 
 static int by_base(const void *a, const void *b) {
     const oh_range *x = a, *y = b;
@@ -106,7 +109,7 @@ static int by_base(const void *a, const void *b) {
 
 static size_t list_ranges(const view *v, oh_range *ranges) {
     size_t count = 0;
-    for (size_t i = 0; i < v->rows; i++) {
+    for (size_t i = 0; i < v->registrations; i++) {
         const addresses *a = &v->own[i];
         if (!a->in) continue;
         ranges[count++] = (oh_range){a->in, bytes_of(v, i)};
@@ -118,9 +121,9 @@ static size_t list_ranges(const view *v, oh_range *ranges) {
 }
 
 static onehop_result find_pieces(view *v) {
-    onehop_t *ctx = v->ctx;
+    onehop_context *ctx = v->ctx;
     size_t count = 0;
-    oh_range *ranges = malloc(2 * v->rows * sizeof *ranges);
+    oh_range *ranges = malloc(2 * v->registrations * sizeof *ranges);
     if (!ranges) return oh_error(ONEHOP_ERR_MEMORY, "capture: no memory");
     const size_t range_count = list_ranges(v, ranges);
     onehop_result result = ONEHOP_OK;
@@ -134,16 +137,16 @@ static onehop_result find_pieces(view *v) {
 }
 
 /* If the pieces cannot be found nobody reaches an address: all is staged. */
-static onehop_result look(view *v, onehop_t *ctx) {
+static onehop_result look(view *v, onehop_context *ctx) {
     memset(v, 0, sizeof *v);
     v->ctx = ctx;
     v->calls = malloc(ctx->captured_count * sizeof *v->calls);
     if (!v->calls) return oh_error(ONEHOP_ERR_MEMORY, "capture: no memory");
     for (size_t i = 0; i < ctx->captured_count; i++)
-        if (oh_takes_row(&ctx->captured[i])) v->calls[v->rows++] = i;
-    v->own = calloc(v->rows, sizeof *v->own);
+        if (oh_takes_registration(&ctx->captured[i])) v->calls[v->registrations++] = i;
+    v->own = calloc(v->registrations, sizeof *v->own);
     if (!v->own) return oh_error(ONEHOP_ERR_MEMORY, "capture: no memory");
-    for (size_t i = 0; i < v->rows; i++) {
+    for (size_t i = 0; i < v->registrations; i++) {
         const oh_captured_memory *m = &ctx->captured_memory[v->calls[i]];
         const uint64_t in = (uintptr_t)m->in, out = (uintptr_t)m->out;
         if ((in | out) % OH_UNIT_BYTES) continue;
@@ -153,29 +156,29 @@ static onehop_result look(view *v, onehop_t *ctx) {
     return result == ONEHOP_ERR_MEMORY ? result : ONEHOP_OK;
 }
 
-/* ---- make room ----------------------------------------------------------------------------------- */
+/* ---- make room ------------------------------------------------------------------------------- */
 
 static onehop_result make_room(view *v) {
     const size_t world = (size_t)v->ctx->world;
     for (size_t r = 0; r < world; r++)
-        if (v->counts[r] > v->most_pieces) v->most_pieces = v->counts[r];
-    if (v->most_pieces > MOST_BLOB / sizeof *v->pieces) { /* never seen; then all is staged */
+        if (v->counts[r] > v->max_pieces) v->max_pieces = v->counts[r];
+    if (v->max_pieces > MAX_BLOB / sizeof *v->pieces) { /* never seen; then all is staged */
         memset(v->counts, 0, sizeof v->counts);
-        v->most_pieces = 0;
+        v->max_pieces = 0;
     }
-    const size_t pieces = world * v->most_pieces + 1; /* none is no failure */
+    const size_t pieces = world * v->max_pieces + 1; /* none is no failure */
     v->pieces = calloc(pieces, sizeof *v->pieces);
     v->places = calloc(pieces, sizeof *v->places);
     v->spans = calloc(pieces, sizeof *v->spans);
     v->span_memory = calloc(pieces, sizeof *v->span_memory);
-    v->all = calloc(world * v->rows, sizeof *v->all);
-    v->direct = calloc(world * v->rows, sizeof *v->direct);
-    v->values = calloc(v->rows, sizeof *v->values);
-    v->numbers = calloc(v->rows, sizeof *v->numbers);
+    v->all = calloc(world * v->registrations, sizeof *v->all);
+    v->direct = calloc(world * v->registrations, sizeof *v->direct);
+    v->values = calloc(v->registrations, sizeof *v->values);
+    v->numbers = calloc(v->registrations, sizeof *v->numbers);
     if (!v->pieces || !v->places || !v->spans || !v->span_memory || !v->all || !v->direct ||
         !v->values || !v->numbers)
-        return oh_error(ONEHOP_ERR_MEMORY, "capture: no memory for %zu rows in %zu pieces", v->rows,
-                        v->most_pieces);
+        return oh_error(ONEHOP_ERR_MEMORY, "capture: no memory for %zu registrations in %zu pieces",
+                        v->registrations, v->max_pieces);
     return ONEHOP_OK;
 }
 
@@ -183,17 +186,17 @@ static onehop_result make_room(view *v) {
 static void put(view *to, const view *from) {
     const size_t r = (size_t)from->ctx->rank;
     if (from->counts[r])
-        memcpy(to->pieces + r * to->most_pieces, from->own_pieces,
+        memcpy(to->pieces + r * to->max_pieces, from->own_pieces,
                from->counts[r] * sizeof *to->pieces);
-    memcpy(to->all + r * to->rows, from->own, from->rows * sizeof *to->all);
+    memcpy(to->all + r * to->registrations, from->own, from->registrations * sizeof *to->all);
 }
 
-/* ---- map ----------------------------------------------------------------------------------------- */
+/* ---- map ------------------------------------------------------------------------------------- */
 
 static void plan_spans(view *v) {
     for (size_t r = 0; r < (size_t)v->ctx->world; r++)
         for (size_t i = 0; i < v->counts[r]; i++) {
-            const size_t at = r * v->most_pieces + i;
+            const size_t at = r * v->max_pieces + i;
             const oh_mem_handle *piece = &v->pieces[at];
             if (i == 0 || !oh_foreign_joins(piece - 1, piece))
                 v->spans[v->span_count++] = (span){piece->base, 0};
@@ -225,7 +228,7 @@ static void map_without_fds(view *v) {
     plan_spans(v);
     for (int r = 0; r < v->ctx->world; r++)
         for (size_t i = 0; i < v->counts[r]; i++) {
-            const size_t at = (size_t)r * v->most_pieces + i;
+            const size_t at = (size_t)r * v->max_pieces + i;
             if (r == v->ctx->rank)
                 v->places[at].reached = true;
             else if (!needs_fd(v, r, &v->pieces[at]))
@@ -242,19 +245,19 @@ static bool all_in_one_process(const view *v) {
 /* Index of a rank's next piece by descriptor, from `from` on; its number of pieces if there is
  * none. */
 static size_t next_by_fd(const view *v, int rank, size_t from) {
-    const oh_mem_handle *pieces = &v->pieces[(size_t)rank * v->most_pieces];
+    const oh_mem_handle *pieces = &v->pieces[(size_t)rank * v->max_pieces];
     while (from < v->counts[rank] && pieces[from].kind != OH_HANDLE_FD) from++;
     return from;
 }
 
 static size_t rounds_needed(const view *v) {
-    size_t most = 0;
+    size_t max = 0;
     for (int r = 0; r < v->ctx->world; r++) {
         size_t count = 0;
         for (size_t i = next_by_fd(v, r, 0); i < v->counts[r]; i = next_by_fd(v, r, i + 1)) count++;
-        if (count > most) most = count;
+        if (count > max) max = count;
     }
-    return (most + FDS_PER_ROUND - 1) / FDS_PER_ROUND;
+    return (max + FDS_PER_ROUND - 1) / FDS_PER_ROUND;
 }
 
 /* Descriptors of the own pieces from *from on; -1 where there are no more, or one is refused. */
@@ -275,8 +278,8 @@ static void map_round(view *v, const int *fds, size_t *from) {
         for (int k = 0; k < FDS_PER_ROUND; k++) {
             const size_t i = next_by_fd(v, r, from[r]);
             const int fd = fds[r * FDS_PER_ROUND + k];
-            if (fd >= 0 && needs_fd(v, r, &v->pieces[(size_t)r * v->most_pieces + i]))
-                map_piece(v, r, (size_t)r * v->most_pieces + i, fd);
+            if (fd >= 0 && needs_fd(v, r, &v->pieces[(size_t)r * v->max_pieces + i]))
+                map_piece(v, r, (size_t)r * v->max_pieces + i, fd);
             from[r] = i + 1;
         }
 }
@@ -302,11 +305,11 @@ static void map_by_fds(view *v) {
     }
 }
 
-/* ---- what is in reach ---------------------------------------------------------------------------- */
+/* ---- what is in reach ------------------------------------------------------------------------ */
 
 /* The piece of a rank that holds an address: index in the tables; false if none does. */
 static bool find_piece(const view *v, int rank, uint64_t address, size_t *at_out) {
-    const size_t first = (size_t)rank * v->most_pieces;
+    const size_t first = (size_t)rank * v->max_pieces;
     size_t low = first, high = first + v->counts[rank];
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
@@ -322,7 +325,7 @@ static bool find_piece(const view *v, int rank, uint64_t address, size_t *at_out
 
 /* Where this rank reaches all of address .. address + bytes of another; 0: nowhere. */
 static uint64_t reach(const view *v, int rank, uint64_t address, uint64_t bytes) {
-    const size_t end = (size_t)rank * v->most_pieces + v->counts[rank];
+    const size_t end = (size_t)rank * v->max_pieces + v->counts[rank];
     size_t at;
     if (!address || !find_piece(v, rank, address, &at)) return 0;
     const uint64_t shift = v->places[at].shift;
@@ -335,56 +338,57 @@ static uint64_t reach(const view *v, int rank, uint64_t address, uint64_t bytes)
     return 0;
 }
 
-/* The addresses of a row as this rank sees them; false if one is out of reach. */
-static bool see_row(view *v, size_t row) {
-    oh_row *value = &v->values[row];
+/* The addresses of a registration as this rank sees them; false if one is out of reach. */
+static bool see_rule(view *v, size_t registration) {
+    oh_registration *value = &v->values[registration];
     for (int r = 0; r < v->ctx->world; r++) {
-        const addresses *a = &v->all[(size_t)r * v->rows + row];
+        const addresses *a = &v->all[(size_t)r * v->registrations + registration];
         if (r == v->ctx->rank) {
             value->in[r] = a->in;
             value->out[r] = a->out;
         } else {
-            value->in[r] = reach(v, r, a->in, bytes_of(v, row));
-            if (shares_output(v, row)) value->out[r] = reach(v, r, a->out, bytes_of(v, row));
+            value->in[r] = reach(v, r, a->in, bytes_of(v, registration));
+            if (shares_output(v, registration))
+                value->out[r] = reach(v, r, a->out, bytes_of(v, registration));
         }
-        if (!value->in[r] || (!value->out[r] && shares_output(v, row))) return false;
+        if (!value->in[r] || (!value->out[r] && shares_output(v, registration))) return false;
     }
     return true;
 }
 
 static void judge(view *v) {
-    unsigned char *mine = v->direct + (size_t)v->ctx->rank * v->rows;
-    for (size_t i = 0; i < v->rows; i++) mine[i] = see_row(v, i);
+    unsigned char *mine = v->direct + (size_t)v->ctx->rank * v->registrations;
+    for (size_t i = 0; i < v->registrations; i++) mine[i] = see_rule(v, i);
 }
 
-/* ---- fill ---------------------------------------------------------------------------------------- */
+/* ---- fill ------------------------------------------------------------------------------------ */
 
-static bool all_reach(const view *v, size_t row) {
+static bool all_reach(const view *v, size_t registration) {
     for (size_t r = 0; r < (size_t)v->ctx->world; r++)
-        if (!v->direct[r * v->rows + row]) return false;
+        if (!v->direct[r * v->registrations + registration]) return false;
     return true;
 }
 
 static onehop_result fill(view *v) {
-    onehop_t *ctx = v->ctx;
+    onehop_context *ctx = v->ctx;
     size_t staged = 0;
-    for (size_t i = 0; i < v->rows; i++) {
-        oh_row *value = &v->values[i];
-        v->numbers[i] = ctx->captured_memory[v->calls[i]].row;
+    for (size_t i = 0; i < v->registrations; i++) {
+        oh_registration *value = &v->values[i];
+        v->numbers[i] = ctx->captured_memory[v->calls[i]].registration;
         if (!all_reach(v, i)) {
             memset(value, 0, sizeof *value);
             staged++;
         }
-        value->mode = all_reach(v, i) ? OH_ROW_DIRECT : OH_ROW_STAGED;
-        value->identity = OH_ROW_IDENTITY(ctx->numbered++);
+        value->mode = all_reach(v, i) ? OH_REGISTRATION_DIRECT : OH_REGISTRATION_STAGED;
+        value->identity = OH_REGISTRATION_IDENTITY(ctx->numbered++);
     }
     if (staged)
         oh_log(ONEHOP_LOG_INFO, "rank %d: %zu of %zu captured calls go over the workspace",
-               ctx->rank, staged, v->rows);
-    return oh_comm_rows_fill(ctx->comm, v->numbers, v->values, v->rows);
+               ctx->rank, staged, v->registrations);
+    return oh_comm_registrations_fill(ctx->comm, v->numbers, v->values, v->registrations);
 }
 
-/* ---- through the group, and all in one thread ----------------------------------------------------- */
+/* ---- through the group, and all in one thread ------------------------------------------------ */
 
 static onehop_result exchange(view *v) {
     onehop_group *group = v->ctx->group;
@@ -394,20 +398,22 @@ static onehop_result exchange(view *v) {
     if (!result) result = oh_rendezvous_agree(group, make_room(v));
     if (result) return result;
     put(v, v);
-    const addresses *addresses_here = v->all + rank * v->rows;
-    const oh_mem_handle *pieces_here = v->pieces + rank * v->most_pieces;
-    result = oh_rendezvous_allgather(group, addresses_here, v->all, v->rows * sizeof *v->all);
+    const addresses *addresses_here = v->all + rank * v->registrations;
+    const oh_mem_handle *pieces_here = v->pieces + rank * v->max_pieces;
+    result =
+        oh_rendezvous_allgather(group, addresses_here, v->all, v->registrations * sizeof *v->all);
     if (!result)
         result = oh_rendezvous_allgather(group, pieces_here, v->pieces,
-                                         v->most_pieces * sizeof *v->pieces);
+                                         v->max_pieces * sizeof *v->pieces);
     if (result) return result;
     map_without_fds(v);
     map_by_fds(v);
     judge(v);
-    return oh_rendezvous_allgather(group, v->direct + rank * v->rows, v->direct, v->rows);
+    return oh_rendezvous_allgather(group, v->direct + rank * v->registrations, v->direct,
+                                   v->registrations);
 }
 
-onehop_result oh_register_by_group(onehop_t *ctx) {
+onehop_result oh_register_by_group(onehop_context *ctx) {
     view v;
     onehop_result result = oh_rendezvous_agree(ctx->group, look(&v, ctx));
     if (!result) result = exchange(&v);
@@ -429,13 +435,13 @@ static onehop_result share(view *views, int n) {
     }
     for (int r = 0; r < n && !result; r++)
         for (int s = 0; s < n; s++) {
-            const size_t at = (size_t)s * views[r].rows;
-            memcpy(views[r].direct + at, views[s].direct + at, views[r].rows);
+            const size_t at = (size_t)s * views[r].registrations;
+            memcpy(views[r].direct + at, views[s].direct + at, views[r].registrations);
         }
     return result;
 }
 
-onehop_result oh_register_all(onehop_t *const *contexts, int n) {
+onehop_result oh_register_all(onehop_context *const *contexts, int n) {
     view views[ONEHOP_MAX_RANKS];
     onehop_result result = ONEHOP_OK;
     memset(views, 0, sizeof views);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #define FEWEST 2 /* blocks of a grid: the signature's and one more */
-#define MOST   1024
+#define MAX    1024
 
 struct oh_residency {
     oh_residency *next;
@@ -28,7 +28,7 @@ static uint32_t between(uint64_t low, uint64_t value, uint64_t high) {
 }
 
 uint32_t oh_residency_share(const oh_grids *there, uint32_t multiprocessors, uint32_t ranks) {
-    const uint32_t whole = between(FEWEST, multiprocessors / ranks, MOST);
+    const uint32_t whole = between(FEWEST, multiprocessors / ranks, MAX);
     const uint64_t taken = there->blocks - there->largest + 1;
     const uint64_t room = multiprocessors > taken ? multiprocessors - taken : 0;
     const uint32_t half = between(FEWEST, room / 2 / ranks, whole);

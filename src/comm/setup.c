@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 static onehop_result check_sizes(const onehop_config *c) {
-    if (c->max_bytes > OH_DISPATCH_MOST_BYTES)
+    if (c->max_bytes > OH_DISPATCH_MAX_BYTES)
         return oh_error(ONEHOP_ERR_TOO_LARGE,
                         "max_bytes is %zu, expected at most 128 MiB; longer messages go in chunks",
                         c->max_bytes);
@@ -18,7 +18,7 @@ static onehop_result check_sizes(const onehop_config *c) {
 }
 
 /* The environment's switch becomes the flag, so that ranks that differ in it are found. */
-static onehop_result check_nccl(onehop_t *ctx) {
+static onehop_result check_nccl(onehop_context *ctx) {
     int64_t on = 0;
     onehop_result result = oh_env_integer(OH_ENV_NCCL, 0, 1, 0, &on);
     if (on) ctx->config.flags |= ONEHOP_FLAG_NCCL;
@@ -42,7 +42,7 @@ static onehop_result number_of(uint64_t *out) {
     return ONEHOP_OK;
 }
 
-onehop_result oh_context_introduce(onehop_t *ctx, oh_introduction *out) {
+onehop_result oh_context_introduce(onehop_context *ctx, oh_introduction *out) {
     const onehop_config *c = &ctx->config;
     onehop_result result = oh_env_check();
     if (!result) result = check_sizes(c);
@@ -58,7 +58,7 @@ onehop_result oh_context_introduce(onehop_t *ctx, oh_introduction *out) {
     out->device_kind = ctx->info.device.kind;
     out->flags = ctx->config.flags;
     out->max_blocks = c->max_blocks;
-    out->max_rows = c->max_rows;
+    out->max_registrations = c->max_registrations;
     out->multiprocessors = ctx->info.multiprocessors;
     out->capability = ctx->info.capability;
     out->handle_kinds = ctx->info.handle_kinds;
@@ -90,7 +90,8 @@ static onehop_result compare(const oh_introduction *all, int rank) {
     if (!result) result = same("device kind", rank, a->device_kind, b->device_kind);
     if (!result) result = same("flags", rank, a->flags, b->flags);
     if (!result) result = same("max_blocks", rank, a->max_blocks, b->max_blocks);
-    if (!result) result = same("max_rows", rank, a->max_rows, b->max_rows);
+    if (!result)
+        result = same("max_registrations", rank, a->max_registrations, b->max_registrations);
     if (!result) result = same("max_bytes", rank, a->max_bytes, b->max_bytes);
     if (!result) result = same("push_bytes", rank, a->push_bytes, b->push_bytes);
     if (!result) result = same("pull_bytes", rank, a->pull_bytes, b->pull_bytes);
@@ -100,14 +101,14 @@ static onehop_result compare(const oh_introduction *all, int rank) {
 }
 
 /* Without a group all ranks are here. */
-static bool same_process(const onehop_t *ctx, int i, int j) {
+static bool same_process(const onehop_context *ctx, int i, int j) {
     return !ctx->group ||
            oh_rendezvous_same_process(ctx->group, i) == oh_rendezvous_same_process(ctx->group, j);
 }
 
 /* Most ranks on one GPU. Several processes there are time-sliced, milliseconds a call. */
-static onehop_result count_sharing(onehop_t *ctx, const oh_introduction *all) {
-    uint32_t most = 1;
+static onehop_result count_sharing(onehop_context *ctx, const oh_introduction *all) {
+    uint32_t max = 1;
     for (int i = 0; i < ctx->world; i++) {
         uint32_t here = 0;
         for (int j = 0; j < ctx->world; j++) {
@@ -121,15 +122,15 @@ static onehop_result count_sharing(onehop_t *ctx, const oh_introduction *all) {
                                 "one process, or ask for it with ONEHOP_FLAG_SHARE_GPU",
                                 i < j ? i : j, i < j ? j : i, all[i].bus_id);
         }
-        if (here > most) most = here;
+        if (here > max) max = here;
     }
-    ctx->ranks_per_device = most;
+    ctx->ranks_per_device = max;
     return ONEHOP_OK;
 }
 
 /* The largest grid of any call that fits on this rank's GPU beside those of other communicators of
  * this process (residency.h). */
-static onehop_result claim_blocks(onehop_t *ctx, const oh_introduction *all, uint32_t *out) {
+static onehop_result claim_blocks(onehop_context *ctx, const oh_introduction *all, uint32_t *out) {
     static const oh_grids none = {0, 0};
     const oh_device_info *gpu = &ctx->info;
     const oh_claim claim = {gpu->device.ordinal, gpu->multiprocessors, ctx->ranks_per_device,
@@ -147,7 +148,8 @@ static onehop_result claim_blocks(onehop_t *ctx, const oh_introduction *all, uin
     return ONEHOP_OK;
 }
 
-onehop_result oh_context_claim(onehop_t *ctx, const oh_introduction *all, uint32_t *blocks_out) {
+onehop_result oh_context_claim(onehop_context *ctx, const oh_introduction *all,
+                               uint32_t *blocks_out) {
     onehop_result result = ONEHOP_OK;
     for (int r = 1; r < ctx->world && !result; r++) result = compare(all, r);
     if (!result) result = count_sharing(ctx, all);
@@ -157,15 +159,15 @@ onehop_result oh_context_claim(onehop_t *ctx, const oh_introduction *all, uint32
 }
 
 /* The least that a rank has claimed, for all. */
-static uint32_t agreed_blocks(onehop_t *ctx, const uint32_t *blocks) {
-    uint32_t least = blocks[0];
+static uint32_t agreed_blocks(onehop_context *ctx, const uint32_t *blocks) {
+    uint32_t min = blocks[0];
     for (int r = 1; r < ctx->world; r++)
-        if (blocks[r] < least) least = blocks[r];
-    if (ctx->residency) oh_residency_shrink(ctx->residency, least);
-    return least;
+        if (blocks[r] < min) min = blocks[r];
+    if (ctx->residency) oh_residency_shrink(ctx->residency, min);
+    return min;
 }
 
-static onehop_result choose_rows(onehop_t *ctx, const oh_introduction *all) {
+static onehop_result choose_rules(onehop_context *ctx, const oh_introduction *all) {
     oh_dispatch_group *group = &ctx->served;
     group->kind = ctx->info.device.kind;
     group->capability = all[0].capability;
@@ -183,12 +185,12 @@ static onehop_result choose_rows(onehop_t *ctx, const oh_introduction *all) {
 
 /* Sizes that the caller leaves open. The host device exchanges data in the pull buffer, and only
  * calls that name a push algorithm take push slots. */
-static onehop_result default_sizes(onehop_t *ctx) {
+static onehop_result default_sizes(onehop_context *ctx) {
     onehop_layout_config *c = &ctx->layout_config;
     size_t push = oh_round_up(ctx->config.max_bytes, 4096), pull = 0;
     onehop_layout usual;
-    oh_planes planes;
-    onehop_result result = oh_layout_plan(c, &usual, &planes);
+    oh_regions regions;
+    onehop_result result = oh_layout_plan(c, &usual, &regions);
     if (result) return result;
     if (c->device_kind == ONEHOP_DEVICE_CUDA)
         oh_dispatch_sizes(&ctx->dispatch, ctx->config.max_bytes,
@@ -198,7 +200,7 @@ static onehop_result default_sizes(onehop_t *ctx) {
     return ONEHOP_OK;
 }
 
-static onehop_result allocate_own(onehop_t *ctx, const oh_introduction *all, oh_offer *out,
+static onehop_result allocate_own(onehop_context *ctx, const oh_introduction *all, oh_offer *out,
                                   int *fd_out) {
     const oh_device_ops *ops = ctx->device->ops;
     uint32_t kinds = OH_HANDLE_FD | OH_HANDLE_FABRIC;
@@ -210,19 +212,19 @@ static onehop_result allocate_own(onehop_t *ctx, const oh_introduction *all, oh_
                         "no way to share memory that works on all ranks was found");
     onehop_result result =
         ops->mem_create(ctx->device, ctx->layout.symmetric_bytes,
-                        kinds & OH_HANDLE_FD ? OH_HANDLE_FD : kinds, &ctx->slabs[ctx->rank]);
+                        kinds & OH_HANDLE_FD ? OH_HANDLE_FD : kinds, &ctx->buffers[ctx->rank]);
     if (!result) result = ops->local_alloc(ctx->device, ctx->layout.local_bytes, &ctx->local);
     if (!result)
         result =
             ops->host_alloc(ctx->device, ctx->layout.host_bytes, &ctx->host, &ctx->host_device);
     memset(out, 0, sizeof *out);
     if (!result)
-        result = ops->mem_export(ctx->device, &ctx->slabs[ctx->rank], &out->handle, fd_out);
+        result = ops->mem_export(ctx->device, &ctx->buffers[ctx->rank], &out->handle, fd_out);
     return result;
 }
 
-onehop_result oh_context_allocate(onehop_t *ctx, const oh_introduction *all, const uint32_t *blocks,
-                                  oh_offer *out, int *fd_out) {
+onehop_result oh_context_allocate(onehop_context *ctx, const oh_introduction *all,
+                                  const uint32_t *blocks, oh_offer *out, int *fd_out) {
     *fd_out = -1;
     onehop_layout_config *c = &ctx->layout_config;
     c->struct_size = sizeof *c;
@@ -231,44 +233,44 @@ onehop_result oh_context_allocate(onehop_t *ctx, const oh_introduction *all, con
     c->push_bytes = all[0].push_bytes;
     c->pull_bytes = all[0].pull_bytes;
     c->max_blocks = agreed_blocks(ctx, blocks);
-    c->max_rows = all[0].max_rows;
-    onehop_result result = choose_rows(ctx, all);
+    c->max_registrations = all[0].max_registrations;
+    onehop_result result = choose_rules(ctx, all);
     if (!result) result = default_sizes(ctx);
-    if (!result) result = oh_layout_plan(c, &ctx->layout, &ctx->planes);
+    if (!result) result = oh_layout_plan(c, &ctx->layout, &ctx->regions);
     if (!result) result = allocate_own(ctx, all, out, fd_out);
     if (!result && ctx->rank == 0 && ctx->dispatch.nccl)
         result = oh_nccl_check(oh_nccl.ncclGetUniqueId(&out->nccl), "ncclGetUniqueId");
     return result;
 }
 
-onehop_result oh_context_connect(onehop_t *ctx, const oh_offer *offers, const int *fds) {
+onehop_result oh_context_connect(onehop_context *ctx, const oh_offer *offers, const int *fds) {
     const oh_device_ops *ops = ctx->device->ops;
     for (int r = 0; r < ctx->world; r++) {
         if (r == ctx->rank) continue;
         onehop_result result =
-            ops->mem_import(ctx->device, &offers[r].handle, fds[r], &ctx->slabs[r]);
+            ops->mem_import(ctx->device, &offers[r].handle, fds[r], &ctx->buffers[r]);
         if (result) return result;
-        if (ctx->slabs[r].bytes < ctx->layout.symmetric_bytes)
+        if (ctx->buffers[r].bytes < ctx->layout.symmetric_bytes)
             return oh_error(ONEHOP_ERR_DISAGREEMENT,
                             "rank %d offers %zu bytes of symmetric memory, expected %zu", r,
-                            ctx->slabs[r].bytes, ctx->layout.symmetric_bytes);
+                            ctx->buffers[r].bytes, ctx->layout.symmetric_bytes);
     }
-    return oh_storage_arm(ctx->device, &ctx->planes, ctx->world, ctx->slabs[ctx->rank].ptr,
+    return oh_storage_arm(ctx->device, &ctx->regions, ctx->world, ctx->buffers[ctx->rank].ptr,
                           ctx->local, ctx->host);
 }
 
-onehop_result oh_context_hand_over(onehop_t *ctx, const oh_offer *offers) {
+onehop_result oh_context_hand_over(onehop_context *ctx, const oh_offer *offers) {
     if (!ctx->dispatch.nccl) return ONEHOP_OK;
     return oh_nccl_connect(ctx->device, &offers[0].nccl, ctx->rank, ctx->world, &ctx->nccl);
 }
 
-onehop_result oh_context_finish(onehop_t *ctx) {
+onehop_result oh_context_finish(onehop_context *ctx) {
     onehop_comm_config c = ONEHOP_CONFIG_INIT(onehop_comm_config);
     c.device = ctx->info.device;
     c.rank = ctx->rank;
     c.world_size = ctx->world;
     c.layout = &ctx->layout_config;
-    for (int r = 0; r < ctx->world; r++) c.symmetric[r] = ctx->slabs[r].ptr;
+    for (int r = 0; r < ctx->world; r++) c.symmetric[r] = ctx->buffers[r].ptr;
     c.local = ctx->local;
     c.host = ctx->host;
     c.ranks_per_device = ctx->ranks_per_device;

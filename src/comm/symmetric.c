@@ -10,7 +10,7 @@ struct onehop_symmetric {
     uint64_t process; /* that made it */
     oh_device *device;
     int rank, world;
-    oh_mem slabs[ONEHOP_MAX_RANKS];
+    oh_mem buffers[ONEHOP_MAX_RANKS];
 };
 
 typedef struct offer {
@@ -46,9 +46,9 @@ static onehop_result allocate(onehop_symmetric *s, bool can_pass_fds, const offe
                         "no way to share memory that works on all ranks was found");
     const uint32_t kind = kinds & OH_HANDLE_FD ? OH_HANDLE_FD : OH_HANDLE_FABRIC;
     onehop_result result =
-        s->device->ops->mem_create(s->device, mine->bytes, kind, &s->slabs[s->rank]);
+        s->device->ops->mem_create(s->device, mine->bytes, kind, &s->buffers[s->rank]);
     if (!result)
-        result = s->device->ops->mem_export(s->device, &s->slabs[s->rank], &mine->handle, fd_out);
+        result = s->device->ops->mem_export(s->device, &s->buffers[s->rank], &mine->handle, fd_out);
     return result;
 }
 
@@ -56,12 +56,12 @@ static onehop_result map_peers(onehop_symmetric *s, const offer *all, const int 
     for (int r = 0; r < s->world; r++) {
         if (r == s->rank) continue;
         onehop_result result =
-            s->device->ops->mem_import(s->device, &all[r].handle, fds[r], &s->slabs[r]);
+            s->device->ops->mem_import(s->device, &all[r].handle, fds[r], &s->buffers[r]);
         if (result) return result;
-        if (s->slabs[r].bytes < s->slabs[s->rank].bytes)
+        if (s->buffers[r].bytes < s->buffers[s->rank].bytes)
             return oh_error(ONEHOP_ERR_DISAGREEMENT,
                             "onehop_symmetric_alloc: rank %d offers %zu bytes, expected %zu", r,
-                            s->slabs[r].bytes, s->slabs[s->rank].bytes);
+                            s->buffers[r].bytes, s->buffers[s->rank].bytes);
     }
     return ONEHOP_OK;
 }
@@ -113,7 +113,7 @@ onehop_result onehop_symmetric_alloc(onehop_group *group, onehop_device device, 
 void *onehop_symmetric_ptr(const onehop_symmetric *symmetric, int rank) {
     if (!symmetric || rank < 0 || rank >= symmetric->world) return NULL;
     if (!oh_process_is(symmetric->process)) return NULL;
-    return symmetric->slabs[rank].ptr;
+    return symmetric->buffers[rank].ptr;
 }
 
 void onehop_symmetric_free(onehop_symmetric *symmetric) {
@@ -121,7 +121,7 @@ void onehop_symmetric_free(onehop_symmetric *symmetric) {
     if (!symmetric) return;
     if (symmetric->device) {
         for (int r = 0; r < symmetric->world; r++)
-            symmetric->device->ops->mem_release(symmetric->device, &symmetric->slabs[r]);
+            symmetric->device->ops->mem_release(symmetric->device, &symmetric->buffers[r]);
         symmetric->device->ops->close(symmetric->device);
     }
     free(symmetric);

@@ -8,12 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_BYTES ((uint64_t)1 << 40) /* of a call */
-#define MOST_FILE  ((size_t)1 << 20)
+#define MAX_BYTES ((uint64_t)1 << 40) /* of a call */
+#define MAX_FILE  ((size_t)1 << 20)
 
 enum {
     COLUMNS = 7,
-    WORD = 32, /* longest word of a row, with its end */
+    WORD = 32, /* longest word of a rule, with its end */
 };
 
 /* Pairs of name and text, ended by an empty name; see cmake/tables_image.S. */
@@ -31,7 +31,7 @@ static onehop_result refuse(const reader *r, const char *expected, const char *f
                     expected, found);
 }
 
-/* ---- words ---------------------------------------------------------------------------------- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 static bool blank(char c) {
     return c == ' ' || c == '\t' || c == '\r';
@@ -39,15 +39,15 @@ static bool blank(char c) {
 
 /* Splits the next line into words; of a longer word than any that is known the beginning is kept.
  * Returns the number of words, also beyond `most`. */
-static int next_line(reader *r, char words[][WORD], int most) {
+static int next_line(reader *r, char words[][WORD], int max) {
     int count = 0;
     r->line++;
     while (r->at < r->end && *r->at != '\n' && *r->at != '#') {
         size_t length = 0;
         for (; r->at < r->end && !blank(*r->at) && *r->at != '\n' && *r->at != '#'; r->at++)
-            if (count < most && length < WORD - 1) words[count][length++] = *r->at ? *r->at : '?';
-        if (count < most) words[count][length] = '\0';
-        count += length > 0 || count >= most;
+            if (count < max && length < WORD - 1) words[count][length++] = *r->at ? *r->at : '?';
+        if (count < max) words[count][length] = '\0';
+        count += length > 0 || count >= max;
         while (r->at < r->end && blank(*r->at)) r->at++;
     }
     while (r->at < r->end && *r->at++ != '\n') {
@@ -57,19 +57,19 @@ static int next_line(reader *r, char words[][WORD], int most) {
 
 /* Decimal digits without a sign, and with `suffix` perhaps K, M or G, up to `end` or the end of the
  * text; false if it is no such number, or above `most`. */
-static bool number(const char *text, const char *end, bool suffix, uint64_t most, uint64_t *out) {
+static bool number(const char *text, const char *end, bool suffix, uint64_t max, uint64_t *out) {
     static const char suffixes[] = "KMG";
     const char *const first = text;
     uint64_t value = 0;
     for (; text != end && *text >= '0' && *text <= '9'; text++) {
         value = 10 * value + (uint64_t)(*text - '0');
-        if (value > most) return false;
+        if (value > max) return false;
     }
     if (text == first) return false;
     const char *found = suffix && text != end && *text ? strchr(suffixes, *text) : NULL;
     if (found) {
         const int shift = 10 * (int)(found - suffixes + 1);
-        if (value > most >> shift) return false;
+        if (value > max >> shift) return false;
         value <<= shift;
         text++;
     }
@@ -78,91 +78,91 @@ static bool number(const char *text, const char *end, bool suffix, uint64_t most
     return true;
 }
 
-static bool read_world(const char *word, oh_tuning_row *row) {
+static bool read_world(const char *word, oh_tuning_rule *rule) {
     const char *dash = strchr(word, '-');
     uint64_t low, high;
     if (!number(word, dash, false, ONEHOP_MAX_RANKS, &low)) return false;
     high = low;
     if (dash && !number(dash + 1, NULL, false, ONEHOP_MAX_RANKS, &high)) return false;
-    row->world_low = (uint8_t)low;
-    row->world_high = (uint8_t)high;
+    rule->world_low = (uint8_t)low;
+    rule->world_high = (uint8_t)high;
     return low >= 2 && low <= high;
 }
 
-static bool read_mode(const char *word, oh_tuning_row *row) {
-    row->modes = !strcmp(word, "eager")   ? 1u << ONEHOP_MODE_EAGER
-                 : !strcmp(word, "graph") ? 1u << ONEHOP_MODE_GRAPH
-                 : !strcmp(word, "any")   ? 1u << ONEHOP_MODE_EAGER | 1u << ONEHOP_MODE_GRAPH
-                                          : 0;
-    return row->modes != 0;
+static bool read_mode(const char *word, oh_tuning_rule *rule) {
+    rule->modes = !strcmp(word, "eager")   ? 1u << ONEHOP_MODE_EAGER
+                  : !strcmp(word, "graph") ? 1u << ONEHOP_MODE_GRAPH
+                  : !strcmp(word, "any")   ? 1u << ONEHOP_MODE_EAGER | 1u << ONEHOP_MODE_GRAPH
+                                           : 0;
+    return rule->modes != 0;
 }
 
-static bool read_bytes(const char *word, oh_tuning_row *row) {
+static bool read_bytes(const char *word, oh_tuning_rule *rule) {
     const char *dash = strchr(word, '-'), *high = dash ? dash + 1 : word;
-    row->above = 0;
-    if (dash && !number(word, dash, true, MOST_BYTES, &row->above)) return false;
-    row->up_to = UINT64_MAX;
-    if (strcmp(high, "any") && !number(high, NULL, true, MOST_BYTES, &row->up_to)) return false;
-    return row->above < row->up_to;
+    rule->above = 0;
+    if (dash && !number(word, dash, true, MAX_BYTES, &rule->above)) return false;
+    rule->up_to = UINT64_MAX;
+    if (strcmp(high, "any") && !number(high, NULL, true, MAX_BYTES, &rule->up_to)) return false;
+    return rule->above < rule->up_to;
 }
 
-static bool is_host_path(const oh_tuning_row *row) {
-    return row->algorithm == ONEHOP_HOST_1SHOT || row->algorithm == ONEHOP_HOST_2SHOT ||
-           row->algorithm == ONEHOP_HOST_SCATTER || row->algorithm == ONEHOP_HOST_GATHER;
+static bool is_host_path(const oh_tuning_rule *rule) {
+    return rule->algorithm == ONEHOP_HOST_1SHOT || rule->algorithm == ONEHOP_HOST_2SHOT ||
+           rule->algorithm == ONEHOP_HOST_SCATTER || rule->algorithm == ONEHOP_HOST_GATHER;
 }
 
 /* GPU-shaped algorithms run on the host device as well. */
-static bool read_algorithm(const char *word, oh_tuning_row *row) {
-    const bool host = row->device == OH_TUNING_HOST;
+static bool read_algorithm(const char *word, oh_tuning_rule *rule) {
+    const bool host = rule->device == OH_TUNING_HOST;
     for (int a = ONEHOP_1SHOT_PUSH; a <= ONEHOP_HOST_GATHER; a++) {
         if (a == ONEHOP_LOCAL_COPY || strcmp(word, onehop_algorithm_name((onehop_algorithm)a)))
             continue;
-        row->algorithm = (uint8_t)a;
-        return host ? a != ONEHOP_NCCL : !is_host_path(row);
+        rule->algorithm = (uint8_t)a;
+        return host ? a != ONEHOP_NCCL : !is_host_path(rule);
     }
     return false;
 }
 
-static bool read_source(const char *word, oh_tuning_row *row) {
-    const bool pull = row->algorithm == ONEHOP_1SHOT_PULL || row->algorithm == ONEHOP_2SHOT_PULL;
-    row->source = ONEHOP_SOURCE_NONE;
+static bool read_source(const char *word, oh_tuning_rule *rule) {
+    const bool pull = rule->algorithm == ONEHOP_1SHOT_PULL || rule->algorithm == ONEHOP_2SHOT_PULL;
+    rule->source = ONEHOP_SOURCE_NONE;
     if (!pull) return !strcmp(word, "-");
     for (int s = ONEHOP_SOURCE_WORKSPACE; s <= ONEHOP_SOURCE_MULTICAST; s++)
-        if (!strcmp(word, onehop_source_name((onehop_source)s))) row->source = (uint8_t)s;
-    return row->source != ONEHOP_SOURCE_NONE;
+        if (!strcmp(word, onehop_source_name((onehop_source)s))) rule->source = (uint8_t)s;
+    return rule->source != ONEHOP_SOURCE_NONE;
 }
 
 /* A dimension of the grid. NCCL has none. */
-static bool read_size(const char *word, const oh_tuning_row *row, uint64_t most, uint16_t *out) {
+static bool read_size(const char *word, const oh_tuning_rule *rule, uint64_t max, uint16_t *out) {
     uint64_t value;
     *out = 0;
-    if (row->algorithm == ONEHOP_NCCL) return !strcmp(word, "-");
-    *out = OH_TUNING_MOST;
+    if (rule->algorithm == ONEHOP_NCCL) return !strcmp(word, "-");
+    *out = OH_TUNING_MAX;
     if (!strcmp(word, "max")) return true;
-    if (!number(word, NULL, false, most, &value)) return false;
+    if (!number(word, NULL, false, max, &value)) return false;
     *out = (uint16_t)value;
     return value > 0;
 }
 
 /* A grid of a GPU has the signature's block and one more, and whole warps; a block on the host has
  * one thread. */
-static bool read_blocks(const char *word, oh_tuning_row *row) {
-    const bool one = is_host_path(row);
-    if (!read_size(word, row, one ? 1 : 1024, &row->blocks)) return false;
-    return one || row->algorithm == ONEHOP_NCCL || row->blocks >= 2;
+static bool read_blocks(const char *word, oh_tuning_rule *rule) {
+    const bool one = is_host_path(rule);
+    if (!read_size(word, rule, one ? 1 : 1024, &rule->blocks)) return false;
+    return one || rule->algorithm == ONEHOP_NCCL || rule->blocks >= 2;
 }
 
-static bool read_threads(const char *word, oh_tuning_row *row) {
-    const bool host = row->device == OH_TUNING_HOST;
-    if (!read_size(word, row, host ? 1 : 1024, &row->threads)) return false;
-    return host || row->threads == OH_TUNING_MOST || row->threads % 32 == 0;
+static bool read_threads(const char *word, oh_tuning_rule *rule) {
+    const bool host = rule->device == OH_TUNING_HOST;
+    if (!read_size(word, rule, host ? 1 : 1024, &rule->threads)) return false;
+    return host || rule->threads == OH_TUNING_MAX || rule->threads % 32 == 0;
 }
 
-/* ---- lines ---------------------------------------------------------------------------------- */
+/* ---- lines ----------------------------------------------------------------------------------- */
 
-static onehop_result read_row(const reader *r, char words[][WORD], oh_tuning_row *row) {
+static onehop_result read_rule(const reader *r, char words[][WORD], oh_tuning_rule *rule) {
     static const struct {
-        bool (*read)(const char *word, oh_tuning_row *row);
+        bool (*read)(const char *word, oh_tuning_rule *rule);
         const char *expected;
     } columns[COLUMNS] = {
         {read_world, "a world size of 2..16, or a range such as 3-8"},
@@ -170,17 +170,17 @@ static onehop_result read_row(const reader *r, char words[][WORD], oh_tuning_row
         {read_bytes, "bytes such as 64K, a range such as 8M-32M, or any"},
         {read_algorithm,
          "an algorithm: 1shot_push, 2shot_push, 1shot_pull, 2shot_pull, scatter_push, "
-         "gather_flags, gather_push, for GPUs nccl, for the host host_1shot, "
+         "gather_ll, gather_push, for GPUs nccl, for the host host_1shot, "
          "host_2shot, host_scatter and host_gather"},
         {read_source, "a source: workspace, graph or multicast for pull algorithms, - for others"},
         {read_blocks, "blocks: 2..1024 or max; 1 for host_1shot and host_2shot, host_scatter and "
                       "host_gather, - for nccl"},
         {read_threads, "threads: a multiple of 32 to 1024 or max; 1 on the host, - for nccl"},
     };
-    memset(row, 0, sizeof *row);
-    row->device = r->device;
+    memset(rule, 0, sizeof *rule);
+    rule->device = r->device;
     for (int i = 0; i < COLUMNS; i++)
-        if (!columns[i].read(words[i], row)) return refuse(r, columns[i].expected, words[i]);
+        if (!columns[i].read(words[i], rule)) return refuse(r, columns[i].expected, words[i]);
     return ONEHOP_OK;
 }
 
@@ -199,20 +199,21 @@ static onehop_result read_device(reader *r, const char *word) {
     return ONEHOP_OK;
 }
 
-static onehop_result append(oh_tuning *tuning, const oh_tuning_row *row) {
+static onehop_result append(oh_tuning *tuning, const oh_tuning_rule *rule) {
     if (tuning->count == tuning->room) {
         const size_t room = tuning->room ? 2 * tuning->room : 64;
-        oh_tuning_row *rows = realloc(tuning->rows, room * sizeof *rows);
-        if (!rows) return oh_error(ONEHOP_ERR_MEMORY, "tuning table: no memory for %zu rows", room);
-        tuning->rows = rows;
+        oh_tuning_rule *rules = realloc(tuning->rules, room * sizeof *rules);
+        if (!rules)
+            return oh_error(ONEHOP_ERR_MEMORY, "tuning table: no memory for %zu rules", room);
+        tuning->rules = rules;
         tuning->room = room;
     }
-    tuning->rows[tuning->count++] = *row;
+    tuning->rules[tuning->count++] = *rule;
     return ONEHOP_OK;
 }
 
 static onehop_result read_line(reader *r, oh_tuning *tuning, char words[][WORD], int count) {
-    oh_tuning_row row;
+    oh_tuning_rule rule;
     if (!r->versioned) {
         r->versioned = count == 2 && !strcmp(words[0], "onehop-tuning") && !strcmp(words[1], "1");
         return r->versioned ? ONEHOP_OK : refuse(r, "the line \"onehop-tuning 1\"", words[0]);
@@ -221,14 +222,14 @@ static onehop_result read_line(reader *r, oh_tuning *tuning, char words[][WORD],
         if (count == 2) return read_device(r, words[1]);
         return refuse(r, "one device", count < 2 ? "nothing" : words[2]);
     }
-    if (!r->device) return refuse(r, "a line \"device ...\" before the first row", words[0]);
+    if (!r->device) return refuse(r, "a line \"device ...\" before the first rule", words[0]);
     if (count != COLUMNS)
         return oh_error(ONEHOP_ERR_ENVIRONMENT,
                         "%s:%u: expected %d words (world, mode, bytes, algorithm, source, blocks, "
                         "threads), found %d",
                         r->name, r->line, COLUMNS, count);
-    onehop_result result = read_row(r, words, &row);
-    return result ? result : append(tuning, &row);
+    onehop_result result = read_rule(r, words, &rule);
+    return result ? result : append(tuning, &rule);
 }
 
 onehop_result oh_tuning_parse(oh_tuning *tuning, const char *name, const char *text, size_t bytes) {
@@ -242,13 +243,13 @@ onehop_result oh_tuning_parse(oh_tuning *tuning, const char *name, const char *t
     return r.versioned ? ONEHOP_OK : refuse(&r, "the line \"onehop-tuning 1\"", "nothing");
 }
 
-/* ---- files ---------------------------------------------------------------------------------- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 static onehop_result read_file(oh_tuning *tuning, const char *path) {
     const char *variable = oh_env_describe(OH_ENV_TUNING)->name;
     FILE *file = oh_fd_read_file(path);
-    char *text = file ? malloc(MOST_FILE + 1) : NULL;
-    const size_t bytes = text ? fread(text, 1, MOST_FILE + 1, file) : 0;
+    char *text = file ? malloc(MAX_FILE + 1) : NULL;
+    const size_t bytes = text ? fread(text, 1, MAX_FILE + 1, file) : 0;
     onehop_result result;
     if (!file && errno == EINVAL)
         result =
@@ -260,7 +261,7 @@ static onehop_result read_file(oh_tuning *tuning, const char *path) {
                                 path);
     else if (!text)
         result = oh_error(ONEHOP_ERR_MEMORY, "%s: no memory to read %s", variable, path);
-    else if (bytes > MOST_FILE)
+    else if (bytes > MAX_FILE)
         result = oh_error(ONEHOP_ERR_ENVIRONMENT, "%s: %s is longer than any tuning table (1 MiB)",
                           variable, path);
     else
@@ -284,10 +285,10 @@ onehop_result oh_tuning_load(oh_tuning *tuning_out) {
 }
 
 void oh_tuning_free(oh_tuning *tuning) {
-    free(tuning->rows);
+    free(tuning->rules);
     memset(tuning, 0, sizeof *tuning);
 }
 
 uint64_t oh_tuning_hash(const oh_tuning *tuning) {
-    return oh_hash(OH_HASH_START, tuning->rows, tuning->count * sizeof *tuning->rows);
+    return oh_hash(OH_HASH_START, tuning->rules, tuning->count * sizeof *tuning->rules);
 }

@@ -1,7 +1,8 @@
 /* Which algorithm serves which call, as text that people read and `onehop tune` writes:
  *
  *   onehop-tuning 1                                        first line that is no comment
- *   device sm_90                                           sm_NN (its family), cuda (any GPU) or host
+ *   device sm_90                                           sm_NN (its family), cuda (any GPU) or
+ *                                                          host
  *   # world mode bytes    algorithm  source    blocks threads
  *   2       any  16K      1shot_push -         9      128
  *   3-16    graph 16M-any 2shot_pull graph     65     max
@@ -13,11 +14,11 @@
  *   blocks   grid, the signature's block included; max: as many as fit; - for nccl
  *   threads  of a block; max: as many as the kernel takes; - for nccl
  *
- * Rows of scatter_push and host_scatter serve reduce-scatters, those of gather_flags, gather_push and
+ * Rules of scatter_push and host_scatter serve reduce-scatters, those of gather_ll, gather_push and
  * host_gather all-gathers, `bytes` being one rank's part there; all others serve all-reduces.
  *
- * The first row that fits serves a call; a row that the call or the group cannot use is passed
- * over. Rows of the file that ONEHOP_TUNING names come first, then those of the group's family of
+ * The first rule that fits serves a call; a rule that the call or the group cannot use is passed
+ * over. Rules of the file that ONEHOP_TUNING names come first, then those of the group's family of
  * GPUs, then those for any GPU; the last of these serve everything. src/comm/tables has them. */
 #ifndef OH_TUNING_H
 #define OH_TUNING_H
@@ -27,26 +28,26 @@
 enum {
     OH_TUNING_HOST = 1,
     OH_TUNING_CUDA = 2, /* any GPU; else the major compute capability, 8 and up */
-    OH_TUNING_MOST = UINT16_MAX,
+    OH_TUNING_MAX = UINT16_MAX,
 };
 
-/* No padding: rows are compared across ranks by a hash of their bytes. */
-typedef struct oh_tuning_row {
+/* No padding: rules are compared across ranks by a hash of their bytes. */
+typedef struct oh_tuning_rule {
     uint64_t above, up_to; /* bytes */
     uint16_t device;       /* OH_TUNING_HOST, _CUDA or a family */
     uint8_t world_low, world_high;
     uint8_t modes; /* a bit for each onehop_mode */
     uint8_t algorithm, source, unused;
-    uint16_t blocks, threads; /* 0: has none; OH_TUNING_MOST: max */
+    uint16_t blocks, threads; /* 0: has none; OH_TUNING_MAX: max */
     uint32_t unused2;
-} oh_tuning_row;
+} oh_tuning_rule;
 
 typedef struct oh_tuning {
-    oh_tuning_row *rows;
+    oh_tuning_rule *rules;
     size_t count, room;
 } oh_tuning;
 
-/* Appends the rows of a text of `bytes`; `name` is for the sentence of an error, "<name>:<line>:
+/* Appends the rules of a text of `bytes`; `name` is for the sentence of an error, "<name>:<line>:
  * ...". ENVIRONMENT if it is not understood, MEMORY; the table is then to be freed only. */
 onehop_result oh_tuning_parse(oh_tuning *tuning, const char *name, const char *text, size_t bytes);
 

@@ -11,8 +11,8 @@
 
 typedef struct oh_device oh_device;
 
-/* How a piece of memory can be given to another process. Decided by trying, never by asking alone.
- * */
+/* How a piece of memory can be given to another process. Decided by trying, never by asking
+ * alone. */
 typedef enum oh_handle_kind {
     OH_HANDLE_NONE = 0,   /* foreign memory that no other process can map */
     OH_HANDLE_FD = 1,     /* a descriptor: memfd, or a cuMem allocation */
@@ -45,18 +45,18 @@ typedef struct oh_mem {
     void *owner;
 } oh_mem;
 
-/* One address for the same place in the memory of all ranks, where each has a device of its own: what
- * is stored there goes to all, what is loaded is the sum. Zeroed: none. */
+/* One address for the same place in the memory of all ranks, where each has a device of its own:
+ * what is stored there goes to all, what is loaded is the sum. Zeroed: none. */
 typedef struct oh_multicast {
     uint64_t address; /* for kernels; 0 until it is mapped */
     void *owner;      /* private to the device */
 } oh_multicast;
 
 /* Host device, which emulates it: what the address is that of. */
-typedef struct oh_multicast_slabs {
+typedef struct oh_multicast_buffers {
     uint32_t count, unused;
-    uint64_t slabs[ONEHOP_MAX_RANKS];
-} oh_multicast_slabs;
+    uint64_t buffers[ONEHOP_MAX_RANKS];
+} oh_multicast_buffers;
 
 typedef struct oh_device_info {
     onehop_device device;
@@ -70,14 +70,14 @@ typedef struct oh_device_info {
     bool multicast; /* the driver reports it; the host emulates it */
 } oh_device_info;
 
-/* A function a device can run: the body compiled for the host, or a function of the loaded image.
- * */
+/* A function a device can run: the body compiled for the host, or a function of the loaded
+ * image. */
 typedef struct oh_grid oh_grid;
 typedef void (*oh_host_kernel)(const void *args, oh_grid grid);
 
 typedef struct oh_kernel {
     const char *name;     /* extern "C" name, the same in the image */
-    oh_host_kernel host;  /* host device: the compiled body; run once per (block, lane) */
+    oh_host_kernel host;  /* host device: the compiled body; run once per (block, worker) */
     uint32_t max_threads; /* launch bound */
 } oh_kernel;
 
@@ -113,7 +113,7 @@ typedef struct oh_launch {
     size_t args_bytes;
     uint32_t blocks;
     uint32_t threads;
-    onehop_stream_t stream;
+    onehop_stream stream;
 } oh_launch;
 
 /* What a stream is, asked once per call. */
@@ -140,15 +140,15 @@ typedef struct oh_device_ops {
     /* Unmaps, and frees if this process created it. A zeroed oh_mem is a no-op. */
     void (*mem_release)(oh_device *, oh_mem *);
 
-    /* Multicast, in four steps, each taken once all ranks have done the one before: rank 0 creates an
-     * object for `ranks` devices, to be handed on as mem_export does, by `kind`; all others join it; each binds
-     * its own memory; each maps it. `release` undoes what was done and accepts any prefix. All
-     * refuse, with UNSUPPORTED, while oh_multicast_refusal() has a reason. */
+    /* Multicast, in four steps, each taken once all ranks have done the one before: rank 0 creates
+     * an object for `ranks` devices, to be handed on as mem_export does, by `kind`; all others join
+     * it; each binds its own memory; each maps it. `release` undoes what was done and accepts any
+     * prefix. All refuse, with UNSUPPORTED, while oh_multicast_refusal() has a reason. */
     onehop_result (*multicast_create)(oh_device *, size_t bytes, int ranks, uint32_t kind,
                                       oh_multicast *, oh_mem_handle *handle_out, int *fd_out);
     onehop_result (*multicast_join)(oh_device *, const oh_mem_handle *, int fd, oh_multicast *);
     onehop_result (*multicast_bind)(oh_device *, const oh_mem *own, oh_multicast *);
-    onehop_result (*multicast_map)(oh_device *, const oh_mem *slabs, int ranks, oh_multicast *);
+    onehop_result (*multicast_map)(oh_device *, const oh_mem *buffers, int ranks, oh_multicast *);
     void (*multicast_release)(oh_device *, oh_multicast *);
 
     /* Foreign memory: somebody else allocated it, and nothing is known but addresses. It is shared
@@ -161,11 +161,12 @@ typedef struct oh_device_ops {
                                   oh_mem_handle **pieces_out, size_t *count_out);
     /* A new descriptor of an own piece of kind OH_HANDLE_FD. */
     onehop_result (*foreign_descriptor)(oh_device *, const oh_mem_handle *piece, int *fd_out);
-    /* Maps a peer's piece (`fd` stays the caller's) at `offset` of a span, the addresses that pieces
-     * with oh_foreign_joins share side by side; a zeroed span is first made, of span_bytes. In the
-     * process of the piece nothing is mapped: the span lies where the memory lies, and this device
-     * is given access. mem_release, through this device, undoes all of a span, also of one that is
-     * not complete. The owner keeps the memory until then. UNSUPPORTED if it cannot be reached. */
+    /* Maps a peer's piece (`fd` stays the caller's) at `offset` of a span, the addresses that
+     * pieces with oh_foreign_joins share side by side; a zeroed span is first made, of span_bytes.
+     * In the process of the piece nothing is mapped: the span lies where the memory lies, and this
+     * device is given access. mem_release, through this device, undoes all of a span, also of one
+     * that is not complete. The owner keeps the memory until then. UNSUPPORTED if it cannot be
+     * reached. */
     onehop_result (*foreign_map)(oh_device *, const oh_mem_handle *piece, int fd,
                                  uint64_t span_bytes, uint64_t offset, oh_mem *span);
 
@@ -179,14 +180,14 @@ typedef struct oh_device_ops {
      * the host device. */
     onehop_result (*host_address)(oh_device *, void *host, void **device_out);
 
-    /* Synchronous, on an internal stream; never the legacy stream, legal during anyone's capture.
-     * */
+    /* Synchronous, on an internal stream; never the legacy stream, legal during anyone's
+     * capture. */
     onehop_result (*fill)(oh_device *, void *ptr, int byte, size_t bytes);
     onehop_result (*copy)(oh_device *, void *to, const void *from, size_t bytes);
 
     /* In stream order; `to` and `from` are memory of this device, disjoint. */
     onehop_result (*copy_on_stream)(oh_device *, void *to, const void *from, size_t bytes,
-                                    onehop_stream_t);
+                                    onehop_stream);
 
     /* Makes functions out of kernels; on CUDA loads the image on first use and each function at
      * once. */
@@ -200,26 +201,25 @@ typedef struct oh_device_ops {
                                      uint32_t *out);
 
     /* STREAM if the stream cannot be used on this device. */
-    onehop_result (*stream_info)(oh_device *, onehop_stream_t, oh_stream_info *out);
+    onehop_result (*stream_info)(oh_device *, onehop_stream, oh_stream_info *out);
     onehop_result (*launch)(oh_device *, const oh_launch *);
     /* Work given to `later` after this call waits for what `earlier` holds now. */
-    onehop_result (*stream_order)(oh_device *, onehop_stream_t earlier, onehop_stream_t later);
+    onehop_result (*stream_order)(oh_device *, onehop_stream earlier, onehop_stream later);
     /* *idle_out: all work given to the stream so far is done. Never blocks. STREAM while it is
      * captured. */
-    onehop_result (*stream_idle)(oh_device *, onehop_stream_t, bool *idle_out);
+    onehop_result (*stream_idle)(oh_device *, onehop_stream, bool *idle_out);
     /* Calls gone(argument) exactly once: when the graph that is being captured on the stream, and
      * all that was made from it, is gone, or when this fails. It may be called by any thread and
      * must not use a device. STREAM if there is no capture. */
-    onehop_result (*graph_retain)(oh_device *, onehop_stream_t, void (*gone)(void *),
-                                  void *argument);
+    onehop_result (*graph_retain)(oh_device *, onehop_stream, void (*gone)(void *), void *argument);
 } oh_device_ops;
 
 struct oh_device {
     const oh_device_ops *ops;
 };
 
-/* Two pieces of one process, `second` next in order of address, that lie side by side and are mapped
- * so. */
+/* Two pieces of one process, `second` next in order of address, that lie side by side and are
+ * mapped so. */
 bool oh_foreign_joins(const oh_mem_handle *first, const oh_mem_handle *second);
 
 /* Opens a device for one rank. AUTO: ONEHOP_DEVICE, else CUDA if a GPU can be used, else the host;
@@ -229,8 +229,8 @@ onehop_result oh_device_open(onehop_device which, int rank, oh_device **out);
 onehop_result oh_cuda_device_open(int ordinal, oh_device **out);
 onehop_result oh_host_device_open(oh_device **out);
 
-/* Number of GPUs that can be used; 0 without a driver. Never fails: the reason is logged at info.
- * */
+/* Number of GPUs that can be used; 0 without a driver. Never fails: the reason is logged at
+ * info. */
 int oh_cuda_device_count(void);
 
 /* Why CUDA cannot be used ("libcuda.so.1 was not found" ...), or NULL. */
@@ -249,10 +249,10 @@ struct oh_grid {
     uint32_t thread, threads;
 };
 
-/* Host device: runs a kernel's blocks lane, lane + lanes, ... of `blocks`, the last block first (it
- * carries the signature and waits for nothing but the peers' last block). What a launch does with
- * one lane; tests call it from several threads per rank. */
-void oh_host_run_lane(oh_host_kernel kernel, const void *args, uint32_t blocks, uint32_t lane,
-                      uint32_t lanes);
+/* Host device: runs a kernel's blocks worker, worker + workers, ... of `blocks`, the last block
+ * first (it carries the signature and waits for nothing but the peers' last block). What a launch
+ * does with one worker; tests call it from several threads per rank. */
+void oh_host_run_worker(oh_host_kernel kernel, const void *args, uint32_t blocks, uint32_t worker,
+                        uint32_t workers);
 
 #endif

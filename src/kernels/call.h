@@ -1,22 +1,23 @@
-/* Begin and end of every call: epoch words, signatures, the guard against overlap.
+/* Begin and end of every call: sequence words, signatures, the guard against overlap.
  *
- * Epoch words. Local memory holds one word {dead, epoch of the last call} per possible block;
- * blocks write the lower half, the thread that concludes a failure (guard.h) the upper halves of
- * all. Block b of a grid of G reads word b once; at its end, after a group_sync, it writes words b,
- * b+G, b+2G, ... So any grid may follow any grid without idle blocks or atomics. Never one word
- * bumped by one block (late blocks would read the new value), never only the active blocks' words
- * (a wider grid would find old ones).
+ * Sequence words. Local memory holds one word {dead, sequence number of the last call} per possible
+ * block; blocks write the lower half, the thread that concludes a failure (guard.h) the upper
+ * halves of all. Block b of a grid of G reads word b once; at its end, after a group_sync, it
+ * writes words b, b+G, b+2G, ... So any grid may follow any grid without idle blocks or atomics.
+ * Never one word bumped by one block (late blocks would read the new value), never only the active
+ * blocks' words (a wider grid would find old ones).
  *
- * Signatures. In every call every rank tells every peer {epoch, hash of all that must agree}, and
- * the call does not end before it has read all peers'. That is credit (b) of docs/design.md for
- * every algorithm, and finds disagreement at once. The last block of a grid does it and nothing
- * else. Relaxed: the word is complete in itself, 8 bytes are written at once. Reuse after two calls
- * is covered by the credit rule itself.
+ * Signatures. In every call every rank tells every peer {sequence number, hash of all that must
+ * agree}, and the call does not end before it has read all peers'. That is credit (b) of
+ * docs/design.md for every algorithm, and finds disagreement at once. The last block of a grid does
+ * it and nothing else. Relaxed: the word is complete in itself, 8 bytes are written at once. Reuse
+ * after two calls is covered by the credit rule itself.
  *
- * Overlap. The signature block swaps the call's epoch into local.running: finding its own epoch
- * there means that two grids read the same epoch words. And every epoch word must be the last
- * call's, or this call's already: an older one belongs to a block of the call before that has not
- * ended. Off the critical path: asked before the peers' signatures are polled, looked at after. */
+ * Overlap. The signature block swaps the call's sequence number into local.running: finding its own
+ * sequence number there means that two grids read the same sequence words. And every sequence word
+ * must be the last call's, or this call's already: an older one belongs to a block of the call
+ * before that has not ended. Off the critical path: asked before the peers' signatures are polled,
+ * looked at after. */
 #ifndef OH_CALL_H
 #define OH_CALL_H
 
@@ -26,82 +27,85 @@
 #define OH_GUARD_LOADS 4
 
 typedef struct oh_call_state {
-    oh_u32 epoch;
-    oh_u32 phase;
+    oh_u32 sequence;
+    oh_u32 parity;
     oh_u32 dead; /* this thread has given up, or found the communicator dead */
 } oh_call_state;
 
 /* A dead communicator's calls that are still queued must send nothing: data would land in slots
  * that peers have not read yet, and a signature would let a peer finish on it. The mark comes with
- * the epoch, in one load: a load of its own costs 0.03 to 0.09 us (docs/tuning-log.md). */
-OH_FN oh_call_state oh_call_begin(oh_u64 epoch_word) {
-    const oh_u64 word = oh_ld_relaxed_gpu_u64(epoch_word);
+ * the sequence number, in one load: a load of its own costs 0.03 to 0.09 us
+ * (docs/notes/tuning-log.md). */
+OH_FN oh_call_state oh_call_begin(oh_u64 sequence_word) {
+    const oh_u64 word = oh_ld_relaxed_gpu_u64(sequence_word);
     oh_call_state c;
-    c.epoch = OH_EPOCH_NEXT((oh_u32)word);
-    c.phase = c.epoch & 1u;
+    c.sequence = OH_SEQUENCE_NEXT((oh_u32)word);
+    c.parity = c.sequence & 1u;
     c.dead = (oh_u32)(word >> 32);
     return c;
 }
 
-/* The end of a call for a thread that knows: all threads of the block have read their epoch word, and
- * all that the block waits for has come. */
+/* The end of a call for a thread that knows: all threads of the block have read their sequence
+ * word, and all that the block waits for has come. */
 OH_FN void oh_call_leave(const oh_args *a, oh_grid g, oh_call_state c) {
     oh_u32 b;
     if (!a->early_trigger) oh_pdl_trigger();
     OH_NO_UNROLL
-    for (b = g.block + g.thread * g.blocks; b < a->planes.max_blocks; b += g.blocks * g.threads)
-        oh_st_relaxed_gpu_u32(oh_epoch_word(a, b), c.epoch);
+    for (b = g.block + g.thread * g.blocks; b < a->regions.max_blocks; b += g.blocks * g.threads)
+        oh_st_relaxed_gpu_u32(oh_sequence_word(a, b), c.sequence);
 }
 
 /* Reached by all threads of a block at one place: group_sync is a barrier. The first thread that
  * triggers does so for its block: hence after the barrier, when all have had their last poll. */
 OH_FN void oh_call_end(const oh_args *a, oh_grid g, oh_call_state c) {
-    oh_group_sync();
+    oh_block_sync();
     oh_call_leave(a, g, c);
 }
 
-OH_FN oh_u64 oh_signature_address(const oh_args *a, oh_u32 from, oh_u32 to, oh_u32 phase) {
+OH_FN oh_u64 oh_signature_address(const oh_args *a, oh_u32 from, oh_u32 to, oh_u32 parity) {
     return OH_MEMBER(oh_control_of(a, OH_SIGNATURE_HOME(from, to)), oh_control,
-                     lines[phase][from].signature);
+                     lines[parity][from].signature);
 }
 
 /* Waits for the signature of `from`. 0: the communicator died meanwhile. */
-OH_FN oh_u64 oh_signature_await(const oh_args *a, oh_u32 from, oh_u32 epoch, oh_i32 looks_at_host) {
-    const oh_u64 p = oh_signature_address(a, from, a->rank, epoch & 1u);
+OH_FN oh_u64 oh_signature_await(const oh_args *a, oh_u32 from, oh_u32 sequence,
+                                oh_i32 looks_at_host) {
+    const oh_u64 p = oh_signature_address(a, from, a->rank, sequence & 1u);
     oh_u64 v, state = 0;
     oh_u32 n;
     for (;;) {
         OH_NO_UNROLL
         for (n = 0; n < OH_POLLS; n++) {
             v = oh_ld_relaxed_sys_u64(p);
-            if ((oh_u32)v == epoch) return v;
+            if ((oh_u32)v == sequence) return v;
         }
-        state = oh_wait_slow(a, state, OH_WAIT_FOR(OH_SITE_SIGNATURE, from, looks_at_host), epoch,
-                             epoch, (oh_u32)v);
+        state = oh_wait_slow(a, state, OH_WAIT_FOR(OH_SITE_SIGNATURE, from, looks_at_host),
+                             sequence, sequence, (oh_u32)v);
         if (!state) return 0;
     }
 }
 
-/* What this rank signs: of a call with a row the row's mode and identity too. */
-OH_FN oh_u32 oh_hash_with_row(const oh_args *a, oh_u64 head, oh_u64 identity) {
+/* What this rank signs: of a call with a registration the registration's mode and identity too. */
+OH_FN oh_u32 oh_hash_with_registration(const oh_args *a, oh_u64 head, oh_u64 identity) {
     return a->hash ^ ((oh_u32)identity << 2 | (oh_u32)(head >> 32)) * 0x9e3779b1u;
 }
 OH_FN oh_u32 oh_hash_signed(const oh_args *a) {
-    if (!a->row) return a->hash;
-    return oh_hash_with_row(a, oh_ld_host_u64(a->row),
-                            oh_ld_host_u64(OH_MEMBER(a->row, oh_row, identity)));
+    if (!a->registration) return a->hash;
+    return oh_hash_with_registration(
+        a, oh_ld_host_u64(a->registration),
+        oh_ld_host_u64(OH_MEMBER(a->registration, oh_registration, identity)));
 }
 
 /* A hash differs: collect all words first, then name the lowest rank that differs from rank 0, as
  * all ranks do. */
-OH_SLOW_FN void oh_signature_mismatch(const oh_args *a, oh_u32 epoch) {
+OH_SLOW_FN void oh_signature_mismatch(const oh_args *a, oh_u32 sequence) {
     const oh_u32 own = oh_hash_signed(a);
     oh_u32 hash0 = own, seen = own, r;
     oh_i32 culprit = -1;
     for (r = 0; r < a->world; r++) {
         oh_u32 hash = own;
         if (r != a->rank) {
-            const oh_u64 v = oh_signature_await(a, r, epoch, 1);
+            const oh_u64 v = oh_signature_await(a, r, sequence, 1);
             if (!v) return;
             hash = (oh_u32)(v >> 32);
         }
@@ -111,45 +115,46 @@ OH_SLOW_FN void oh_signature_mismatch(const oh_args *a, oh_u32 epoch) {
             seen = hash;
         }
     }
-    oh_fail(a, OH_FAIL_MISMATCH, culprit, OH_SITE_SIGNATURE, epoch, hash0, seen);
+    oh_fail(a, OH_FAIL_MISMATCH, culprit, OH_SITE_SIGNATURE, sequence, hash0, seen);
 }
 
 /* Waits for a signature however long. 0: it differs, or the communicator died meanwhile. */
-OH_SLOW_FN oh_u32 oh_signature_accepted(const oh_args *a, oh_u32 from, oh_u32 epoch,
+OH_SLOW_FN oh_u32 oh_signature_accepted(const oh_args *a, oh_u32 from, oh_u32 sequence,
                                         oh_i32 looks_at_host) {
-    const oh_u64 v = oh_signature_await(a, from, epoch, looks_at_host);
+    const oh_u64 v = oh_signature_await(a, from, sequence, looks_at_host);
     const oh_u32 differs = v && (oh_u32)(v >> 32) != oh_hash_signed(a);
-    if (differs) oh_signature_mismatch(a, epoch);
+    if (differs) oh_signature_mismatch(a, sequence);
     return v && !differs;
 }
 
-/* Does an epoch word belong to neither the last call nor this one? */
-OH_FN oh_u32 oh_is_stale(oh_u32 epoch, oh_call_state c) {
-    return epoch != c.epoch && OH_EPOCH_NEXT(epoch) != c.epoch;
+/* Does an sequence word belong to neither the last call nor this one? */
+OH_FN oh_u32 oh_is_stale(oh_u32 sequence, oh_call_state c) {
+    return sequence != c.sequence && OH_SEQUENCE_NEXT(sequence) != c.sequence;
 }
 
-/* Thread t of `threads` that look at all epoch words, two to a load, the loads in flight together:
- * one after the other they would outlast the exchange of a small call. Nonzero: overlap was found. */
+/* Thread t of `threads` that look at all sequence words, two to a load, the loads in flight
+ * together: one after the other they would outlast the exchange of a small call. Nonzero: overlap
+ * was found. */
 OH_SLOW_FN oh_u32 oh_overlaps(const oh_args *a, oh_u32 t, oh_u32 threads, oh_call_state c) {
     oh_u32 k, b, stale = 0, running = 0;
     oh_unit two[OH_GUARD_LOADS];
     if (t == 0)
-        running = oh_exchange_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, running), c.epoch);
+        running = oh_exchange_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, running), c.sequence);
     OH_UNROLL
     for (k = 0; k < OH_GUARD_LOADS; k++) {
         b = 2 * (t + k * threads);
-        two[k].w[0] = two[k].w[2] = c.epoch;
-        if (b < a->planes.max_blocks) two[k] = oh_ld_relaxed_sys_unit(oh_epoch_word(a, b));
-        if (b + 1 >= a->planes.max_blocks) two[k].w[2] = c.epoch;
+        two[k].w[0] = two[k].w[2] = c.sequence;
+        if (b < a->regions.max_blocks) two[k] = oh_ld_relaxed_sys_unit(oh_sequence_word(a, b));
+        if (b + 1 >= a->regions.max_blocks) two[k].w[2] = c.sequence;
     }
     OH_UNROLL
     for (k = 0; k < OH_GUARD_LOADS; k++)
         stale += oh_is_stale(two[k].w[0], c) + oh_is_stale(two[k].w[2], c);
     OH_NO_UNROLL
-    for (b = 2 * OH_GUARD_LOADS * threads + t; b < a->planes.max_blocks; b += threads)
-        stale += oh_is_stale((oh_u32)oh_ld_relaxed_gpu_u64(oh_epoch_word(a, b)), c);
-    stale += running == c.epoch;
-    if (stale) oh_fail(a, OH_FAIL_OVERLAP, -1, OH_SITE_ENTRY, c.epoch, running, stale);
+    for (b = 2 * OH_GUARD_LOADS * threads + t; b < a->regions.max_blocks; b += threads)
+        stale += oh_is_stale((oh_u32)oh_ld_relaxed_gpu_u64(oh_sequence_word(a, b)), c);
+    stale += running == c.sequence;
+    if (stale) oh_fail(a, OH_FAIL_OVERLAP, -1, OH_SITE_ENTRY, c.sequence, running, stale);
     return stale;
 }
 
@@ -158,7 +163,7 @@ OH_FN oh_u32 oh_other_rank(const oh_args *a, oh_u32 k) {
     return k + (k >= a->rank);
 }
 
-/* Where a thread of the signature block writes and reads in phase 0, for its k-th peer. */
+/* Where a thread of the signature block writes and reads in parity 0, for its k-th peer. */
 typedef struct oh_signature_words {
     oh_u64 there, from;
 } oh_signature_words;
@@ -172,8 +177,8 @@ OH_FN oh_signature_words oh_signature_words_of(const oh_args *a, oh_u32 k) {
     return w;
 }
 
-/* What comes before the wait for the previous grid in the signature's block; those behind it, whose work
- * does not depend on that grid, end here. */
+/* What comes before the wait for the previous grid in the signature's block; those behind it, whose
+ * work does not depend on that grid, end here. */
 OH_FN oh_signature_words oh_signature_begin(const oh_args *a, oh_grid g) {
     if (g.block >= g.blocks) oh_prefetch_share(a->prefetch, a->prefetch_bytes, g);
     return oh_signature_words_of(a, g.thread);
@@ -184,19 +189,19 @@ OH_FN oh_signature_words oh_signature_begin(const oh_args *a, oh_grid g) {
  * the first peer are found before the wait for the previous grid, and one comparison tells that the
  * peer's word is there and agrees. All else is out of the way. `hash` is what this rank says;
  * `refused`: it fails instead, and says nothing. */
-OH_FN void oh_signature_block(const oh_args *a, oh_grid g, oh_u64 epoch_word,
+OH_FN void oh_signature_block(const oh_args *a, oh_grid g, oh_u64 sequence_word,
                               oh_signature_words words, oh_u32 hash, oh_u32 refused) {
     const oh_u32 guards = g.threads > OH_WARP ? OH_WARP : 0;
-    oh_call_state c = oh_call_begin(epoch_word);
-    const oh_u64 phase = c.phase ? sizeof(oh_signature_line) * OH_MAX_RANKS : 0;
-    const oh_u64 word = (oh_u64)hash << 32 | c.epoch;
+    oh_call_state c = oh_call_begin(sequence_word);
+    const oh_u64 parity = c.parity ? sizeof(oh_signature_line) * OH_MAX_RANKS : 0;
+    const oh_u64 word = (oh_u64)hash << 32 | c.sequence;
     oh_signature_words w = words;
     oh_u32 k, n;
     c.dead |= refused;
     OH_NO_UNROLL
     for (k = g.thread; k + 1 < a->world && !c.dead; k += g.threads) {
         if (k != g.thread) w = oh_signature_words_of(a, k);
-        oh_st_relaxed_sys_u64(w.there + phase, word);
+        oh_st_relaxed_sys_u64(w.there + parity, word);
     }
     if (a->early_trigger) oh_pdl_trigger();
     if (g.thread >= guards && !c.dead)
@@ -207,24 +212,24 @@ OH_FN void oh_signature_block(const oh_args *a, oh_grid g, oh_u64 epoch_word,
         if (k != g.thread) w = oh_signature_words_of(a, k);
         n = 0;
         OH_NO_UNROLL
-        while (oh_ld_relaxed_sys_u64(w.from + phase) != word && ++n < OH_POLLS) {
+        while (oh_ld_relaxed_sys_u64(w.from + parity) != word && ++n < OH_POLLS) {
         }
         if (OH_UNLIKELY(n == OH_POLLS))
-            c.dead = !oh_signature_accepted(a, oh_other_rank(a, k), c.epoch, g.thread == 0);
+            c.dead = !oh_signature_accepted(a, oh_other_rank(a, k), c.sequence, g.thread == 0);
     }
     oh_call_end(a, g, c);
 }
 
-/* What a block does before its own work: the wait for the previous grid. Nonzero: it was the signature's, and
- * has done it all. */
+/* What a block does before its own work: the wait for the previous grid. Nonzero: it was the
+ * signature's, and has done it all. */
 OH_FN oh_u32 oh_call_enter(const oh_args *a, oh_grid g) {
-    const oh_u64 epoch_word = oh_epoch_word(a, g.block);
+    const oh_u64 sequence_word = oh_sequence_word(a, g.block);
     const oh_u32 signs = g.block >= g.blocks - 1;
     oh_signature_words words = {0, 0};
     if (signs) words = oh_signature_begin(a, g);
-    oh_prefetch(epoch_word);
+    oh_prefetch(sequence_word);
     oh_pdl_wait();
-    if (signs) oh_signature_block(a, g, epoch_word, words, a->hash, 0);
+    if (signs) oh_signature_block(a, g, sequence_word, words, a->hash, 0);
     return signs;
 }
 

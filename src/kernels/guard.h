@@ -5,19 +5,22 @@
  * Failing, step by step:
  *   1. One thread of the rank takes local.claim; the others wait for local.stop.
  *   2. A verdict of another rank, if there is one, is adopted.
- *   3. Else, on expiry or on seeing another rank's row, it writes {peer it waits for, epoch} into its row of
- *      every control page, its own included, and gives the others OH_ROWS_WAIT_NS to do the same.
- *   4. It follows the rows from its own: the rank reached that wrote none is the culprit. So all ranks name the
- *      same one. (Rows in a circle mean lost data; then the lowest rank of the circle.)
- *   5. The verdict goes to every control page and given_up after it, the record to host memory; then all
- *      epoch words are marked dead and local.stop is set: all waits of this rank return, and its calls that
- *      are still queued do nothing.
- * The call of a rank that gave up ends, and its inputs and outputs belong to its program again. A peer that
- * still reads them has perhaps all the signals that it needs. So a call that reads peers' inputs looks at
- * given_up once it has done with them (oh_none_gave_up); nothing else reads memory of the program's.
- * A rank that comes late finds the verdict at its first slow look. Slots of a dead communicator are
- * never used again, so nothing is cleaned up. All accesses are relaxed: each word is meaningful by
- * itself, and single (verdicts, rows and left are written by one rank each). */
+ *   3. Else, on expiry or on seeing another rank's wait, it writes {peer it waits for, sequence
+ *      number} into its wait of every control page, its own included, and gives the others
+ *      OH_WAITS_TOLD_NS to do the same.
+ *   4. It follows the waits from its own: the rank reached that wrote none is the culprit. So all
+ *      ranks name the same one. (Waits in a circle mean lost data; then the lowest rank of the
+ *      circle.)
+ *   5. The verdict goes to every control page and given_up after it, the record to host memory;
+ *      then all sequence words are marked dead and local.stop is set: all waits of this rank
+ *      return, and its calls that are still queued do nothing.
+ * The call of a rank that gave up ends, and its inputs and outputs belong to its program again. A
+ * peer that still reads them has perhaps all the signals that it needs. So a call that reads peers'
+ * inputs looks at given_up once it has done with them (oh_none_gave_up); nothing else reads memory
+ * of the program's. A rank that comes late finds the verdict at its first slow look. Slots of a
+ * dead communicator are never used again, so nothing is cleaned up. All accesses are relaxed: each
+ * word is meaningful by itself, and single (verdicts, waits and left are written by one rank
+ * each). */
 #ifndef OH_GUARD_H
 #define OH_GUARD_H
 
@@ -26,17 +29,18 @@
 /* How long after a peer is seen gone its last stores may still be on their way, or unread by us. */
 #define OH_GRACE_NS 20000000ull
 
-/* State of a wait: 0 before the first slow look, then two counts of ticks of half a millisecond: one
- * more than it has waited, above the time of its last look. Once the peer is seen gone, OH_GONE, and the
- * wait counts from there: it goes on polling, since what the peer sent last may be all that it needs.
- * Of the time between two looks OH_MOST_LOOK_TICKS count. More is a pause of this processor (a stopped
- * process, a suspended machine, a preempted kernel), for which no peer is to blame; base/wait.h.
- * Scalars only, here and below: the address of a local variable would put it into local memory. */
-#define OH_GONE            0x8000000000000000ull
-#define OH_TICK_SHIFT      19
-#define OH_LOOK_BITS       31
-#define OH_LOOK_MASK       ((1ull << OH_LOOK_BITS) - 1)
-#define OH_MOST_LOOK_TICKS 190u /* 100 ms */
+/* State of a wait: 0 before the first slow look, then two counts of ticks of half a millisecond:
+ * one more than it has waited, above the time of its last look. Once the peer is seen gone,
+ * OH_GONE, and the wait counts from there: it goes on polling, since what the peer sent last may be
+ * all that it needs. Of the time between two looks OH_MAX_LOOK_TICKS count. More is a pause of this
+ * processor (a stopped process, a suspended machine, a preempted kernel), for which no peer is to
+ * blame; base/wait.h. Scalars only, here and below: the address of a local variable would put it
+ * into local memory. */
+#define OH_GONE           0x8000000000000000ull
+#define OH_TICK_SHIFT     19
+#define OH_LOOK_BITS      31
+#define OH_LOOK_MASK      ((1ull << OH_LOOK_BITS) - 1)
+#define OH_MAX_LOOK_TICKS 190u /* 100 ms */
 
 OH_FN oh_u64 oh_waited_ns(oh_u64 state) {
     return state ? (((state & ~OH_GONE) >> OH_LOOK_BITS) - 1) << OH_TICK_SHIFT : 0;
@@ -49,16 +53,16 @@ OH_FN oh_u64 oh_wait_looked(oh_u64 state, oh_u64 now) {
     oh_u64 passed = (tick - state) & OH_LOOK_MASK;
     if (!state) return 1ull << OH_LOOK_BITS | tick;
     if (passed >> (OH_LOOK_BITS - 1)) passed = 0;
-    if (passed > OH_MOST_LOOK_TICKS) passed = OH_MOST_LOOK_TICKS;
+    if (passed > OH_MAX_LOOK_TICKS) passed = OH_MAX_LOOK_TICKS;
     return ((state & ~OH_LOOK_MASK) + (passed << OH_LOOK_BITS)) | tick;
 }
 
 OH_FN oh_u64 oh_control_of(const oh_args *a, oh_u32 rank) {
-    return a->slabs[rank] + a->planes.control;
+    return a->buffers[rank] + a->regions.control;
 }
 
-OH_FN oh_u64 oh_epoch_word(const oh_args *a, oh_u32 block) {
-    return a->local + OH_LOCAL_EPOCHS + 8ull * block;
+OH_FN oh_u64 oh_sequence_word(const oh_args *a, oh_u32 block) {
+    return a->local + OH_LOCAL_SEQUENCES + 8ull * block;
 }
 
 OH_FN oh_u32 oh_stopped(const oh_args *a) {
@@ -76,44 +80,44 @@ OH_FN oh_u64 oh_verdict_found(const oh_args *a) {
     return 0;
 }
 
-/* A loss, or a wrong row, found in a later call than `epoch`: who found it has completed this one,
- * so all that this one needs was sent before; it may complete. */
-#define OH_VERDICT_IS_FOR_LATER(v, epoch)                                                          \
-    ((OH_VERDICT_KIND(v) == OH_FAIL_LOST || OH_VERDICT_KIND(v) == OH_FAIL_ROW) &&                  \
-     (oh_i32)(OH_VERDICT_EPOCH(v) - (epoch)) > 0)
+/* A loss, or a wrong wait, found in a later call than `sequence number`: who found it has completed
+ * this one, so all that this one needs was sent before; it may complete. */
+#define OH_VERDICT_IS_FOR_LATER(v, sequence)                                                       \
+    ((OH_VERDICT_KIND(v) == OH_FAIL_LOST || OH_VERDICT_KIND(v) == OH_FAIL_REGISTRATION) &&         \
+     (oh_i32)(OH_VERDICT_SEQUENCE(v) - (sequence)) > 0)
 
 /* True if a verdict on this rank's page ends the call. */
-OH_SLOW_FN oh_i32 oh_verdict_ends(const oh_args *a, oh_u32 epoch) {
+OH_SLOW_FN oh_i32 oh_verdict_ends(const oh_args *a, oh_u32 sequence) {
     const oh_u64 control = oh_control_of(a, a->rank);
     oh_u32 r;
     for (r = 0; r < a->world; r++) {
         const oh_u64 v = oh_ld_relaxed_sys_u64(OH_MEMBER(control, oh_control, verdicts[r]));
-        if (v && !OH_VERDICT_IS_FOR_LATER(v, epoch)) return 1;
+        if (v && !OH_VERDICT_IS_FOR_LATER(v, sequence)) return 1;
     }
     return 0;
 }
 
 /* True if another rank has given up. */
-OH_SLOW_FN oh_i32 oh_row_found(const oh_args *a) {
+OH_SLOW_FN oh_i32 oh_wait_found(const oh_args *a) {
     const oh_u64 control = oh_control_of(a, a->rank);
     oh_u32 r;
     for (r = 0; r < a->world; r++)
-        if (r != a->rank && oh_ld_relaxed_sys_u64(OH_MEMBER(control, oh_control, rows[r])))
+        if (r != a->rank && oh_ld_relaxed_sys_u64(OH_MEMBER(control, oh_control, waits[r])))
             return 1;
     return 0;
 }
 
 /* Step 4. */
-OH_SLOW_FN oh_i32 oh_culprit_by_rows(const oh_args *a, oh_i32 peer) {
+OH_SLOW_FN oh_i32 oh_culprit_by_waits(const oh_args *a, oh_i32 peer) {
     const oh_u64 control = oh_control_of(a, a->rank);
     oh_u32 seen = 0;
     oh_i32 r = peer;
     while (r >= 0 && !(seen >> r & 1u)) {
-        const oh_u64 row =
-            oh_ld_relaxed_sys_u64(OH_MEMBER(control, oh_control, rows) + 8ull * (oh_u32)r);
-        if (!row) return r;
+        const oh_u64 wait =
+            oh_ld_relaxed_sys_u64(OH_MEMBER(control, oh_control, waits) + 8ull * (oh_u32)r);
+        if (!wait) return r;
         seen |= 1u << r;
-        r = (oh_i32)((oh_u32)row & 31u) - 1; /* stays on the page, whatever a peer wrote */
+        r = (oh_i32)((oh_u32)wait & 31u) - 1; /* stays on the page, whatever a peer wrote */
     }
     for (r = 0; r < OH_MAX_RANKS; r++)
         if (seen >> r & 1u) return r;
@@ -126,10 +130,10 @@ OH_FN oh_u64 oh_own_verdict(const oh_args *a) {
         OH_MEMBER(oh_control_of(a, a->rank), oh_control, verdicts[a->rank]));
 }
 
-/* Where calls differ: this rank's, to all, for the hosts' sentences. After the verdict, from which it takes the
- * epoch. */
+/* Where calls differ: this rank's, to all, for the hosts' sentences. After the verdict, from which
+ * it takes the sequence number. */
 OH_SLOW_FN void oh_tell_call(const oh_args *a) {
-    const oh_u32 epoch = OH_VERDICT_EPOCH(oh_own_verdict(a));
+    const oh_u32 sequence = OH_VERDICT_SEQUENCE(oh_own_verdict(a));
     oh_u32 r;
     for (r = 0; r < a->world; r++) {
         const oh_u64 f = OH_MEMBER(oh_control_of(a, r), oh_control, facts[a->rank]);
@@ -137,12 +141,12 @@ OH_SLOW_FN void oh_tell_call(const oh_args *a) {
         oh_st_relaxed_sys_u64(OH_MEMBER(f, oh_facts, grid), (oh_u64)a->threads << 32 | a->blocks);
         oh_st_relaxed_sys_u64(OH_MEMBER(f, oh_facts, chunk_bytes), a->chunk_bytes);
         /* Release: pairs with the fence in failure.c. */
-        oh_st_release_sys_u64(OH_MEMBER(f, oh_facts, head), (oh_u64)a->called << 32 | epoch);
+        oh_st_release_sys_u64(OH_MEMBER(f, oh_facts, head), (oh_u64)a->called << 32 | sequence);
     }
 }
 
-/* Step 5. What is needed again is read again: values that live across these calls are registers that the
- * kernels do not have. */
+/* Step 5. What is needed again is read again: values that live across these calls are registers
+ * that the kernels do not have. */
 OH_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u32 expected,
                        oh_u32 seen) {
     const oh_u64 record = OH_MEMBER(a->host, oh_host_page, record);
@@ -153,11 +157,11 @@ OH_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u32 exp
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, site), site);
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, rank), a->rank);
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, peer), (oh_u32)OH_VERDICT_CULPRIT(verdict));
-    oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, epoch), OH_VERDICT_EPOCH(verdict));
+    oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, sequence), OH_VERDICT_SEQUENCE(verdict));
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, expected), expected);
     oh_st_relaxed_sys_u32(OH_MEMBER(record, oh_record, seen), seen);
-    /* Pairs with oh_none_gave_up: who sees it finds the verdict. It is there before this call ends, so
-     * before the program writes to the call's memory again. */
+    /* Pairs with oh_none_gave_up: who sees it finds the verdict. It is there before this call ends,
+     * so before the program writes to the call's memory again. */
     for (r = 0; r < a->world; r++)
         oh_st_release_sys_u64(OH_MEMBER(oh_control_of(a, r), oh_control, given_up), 1);
     oh_boundary_fence();
@@ -165,56 +169,57 @@ OH_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u32 exp
     /* Pairs with the host's acquiring load of kind: makes the fields above whole. */
     oh_st_release_sys_u32(OH_MEMBER(OH_MEMBER(a->host, oh_host_page, record), oh_record, kind),
                           OH_VERDICT_KIND(oh_own_verdict(a)) | OH_RECORD_WRITTEN);
-    for (r = 0; r < a->planes.max_blocks; r++) oh_st_relaxed_gpu_u32(oh_epoch_word(a, r) + 4, 1);
+    for (r = 0; r < a->regions.max_blocks; r++)
+        oh_st_relaxed_gpu_u32(oh_sequence_word(a, r) + 4, 1);
     oh_st_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, stop), 1);
 }
 
 /* Ends this rank's part in the communicator. `peer` is the culprit, or with kind TIMEOUT the peer
- * this rank waits for, from which the rows lead to the culprit. */
-OH_SLOW_FN void oh_fail(const oh_args *a, oh_u32 kind, oh_i32 peer, oh_u32 site, oh_u32 epoch,
+ * this rank waits for, from which the waits lead to the culprit. */
+OH_SLOW_FN void oh_fail(const oh_args *a, oh_u32 kind, oh_i32 peer, oh_u32 site, oh_u32 sequence,
                         oh_u32 expected, oh_u32 seen) {
     oh_u64 verdict, since;
     oh_u32 r;
     if (oh_cas_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, claim), 0, 1) != 0) {
-        /* Another thread concludes; it takes some OH_ROWS_WAIT_NS. */
+        /* Another thread concludes; it takes some OH_WAITS_TOLD_NS. */
         since = oh_now_ns();
-        while (!oh_stopped(a) && oh_now_ns() - since < 100 * OH_ROWS_WAIT_NS) oh_rest();
+        while (!oh_stopped(a) && oh_now_ns() - since < 100 * OH_WAITS_TOLD_NS) oh_rest();
         return;
     }
     verdict = oh_verdict_found(a);
     if (!verdict && kind == OH_FAIL_TIMEOUT) {
-        const oh_u64 row = (oh_u64)epoch << 32 | (oh_u32)(peer + 1);
+        const oh_u64 wait = (oh_u64)sequence << 32 | (oh_u32)(peer + 1);
         for (r = 0; r < a->world; r++)
-            oh_st_relaxed_sys_u64(OH_MEMBER(oh_control_of(a, r), oh_control, rows[a->rank]), row);
+            oh_st_relaxed_sys_u64(OH_MEMBER(oh_control_of(a, r), oh_control, waits[a->rank]), wait);
         since = oh_now_ns();
-        while (!verdict && oh_now_ns() - since < OH_ROWS_WAIT_NS) {
+        while (!verdict && oh_now_ns() - since < OH_WAITS_TOLD_NS) {
             oh_rest();
             verdict = oh_verdict_found(a);
         }
-        peer = oh_culprit_by_rows(a, peer);
+        peer = oh_culprit_by_waits(a, peer);
         if (!verdict) verdict = oh_verdict_found(a);
     }
-    if (!verdict) verdict = OH_VERDICT(kind, peer, epoch);
+    if (!verdict) verdict = OH_VERDICT(kind, peer, sequence);
     /* A later call's verdict would tell peers that this rank has completed this call. */
-    if ((oh_i32)(OH_VERDICT_EPOCH(verdict) - epoch) > 0)
-        verdict = OH_VERDICT(OH_VERDICT_KIND(verdict), OH_VERDICT_CULPRIT(verdict), epoch);
+    if ((oh_i32)(OH_VERDICT_SEQUENCE(verdict) - sequence) > 0)
+        verdict = OH_VERDICT(OH_VERDICT_KIND(verdict), OH_VERDICT_CULPRIT(verdict), sequence);
     oh_conclude(a, verdict, site, expected, seen);
 }
 
 /* A call that accesses memory of a peer's program found given_up set, so what it reads there may be
  * anything. This rank fails with the verdict that it finds. */
-OH_SLOW_FN void oh_fail_with_peer(const oh_args *a, oh_u32 site, oh_u32 epoch) {
+OH_SLOW_FN void oh_fail_with_peer(const oh_args *a, oh_u32 site, oh_u32 sequence) {
     /* Acquire: pairs with the release in oh_conclude. */
     (void)oh_ld_acquire_sys_u64(OH_MEMBER(oh_control_of(a, a->rank), oh_control, given_up));
-    oh_fail(a, OH_FAIL_TIMEOUT, -1, site, epoch, 0, 0);
+    oh_fail(a, OH_FAIL_TIMEOUT, -1, site, sequence, 0, 0);
 }
 
-/* Asked after the last such access, when the peers have told that they are done too. 0: a rank gave up in
- * this call, and this rank has failed. */
-OH_SLOW_FN oh_u32 oh_none_gave_up(const oh_args *a, oh_u32 site, oh_u32 epoch) {
+/* Asked after the last such access, when the peers have told that they are done too. 0: a rank gave
+ * up in this call, and this rank has failed. */
+OH_SLOW_FN oh_u32 oh_none_gave_up(const oh_args *a, oh_u32 site, oh_u32 sequence) {
     (void)oh_ld_acquire_sys_u64(OH_MEMBER(oh_control_of(a, a->rank), oh_control, given_up));
-    if (!oh_verdict_ends(a, epoch)) return 1;
-    oh_fail_with_peer(a, site, epoch);
+    if (!oh_verdict_ends(a, sequence)) return 1;
+    oh_fail_with_peer(a, site, sequence);
     return 0;
 }
 
@@ -228,9 +233,9 @@ OH_FN oh_i32 oh_wait_too_long(const oh_args *a, oh_u64 state) {
 #define OH_WAIT_FOR(site, peer, looks_at_host)                                                     \
     ((site) | (oh_u32)(peer) << 8 | (oh_u32)(looks_at_host) << 16)
 
-/* One slow look of a wait. Returns the wait's new state, or 0: give up, the communicator is dead.
- * */
-OH_SLOW_FN oh_u64 oh_wait_slow(const oh_args *a, oh_u64 state, oh_u32 what, oh_u32 epoch,
+/* One slow look of a wait. Returns the wait's new state, or 0: give up, the communicator is
+ * dead. */
+OH_SLOW_FN oh_u64 oh_wait_slow(const oh_args *a, oh_u64 state, oh_u32 what, oh_u32 sequence,
                                oh_u32 expected, oh_u32 seen) {
     const oh_u32 site = what & 0xffu, looks_at_host = what >> 16;
     const oh_i32 peer = (oh_i32)(what >> 8 & 0xffu);
@@ -239,19 +244,19 @@ OH_SLOW_FN oh_u64 oh_wait_slow(const oh_args *a, oh_u64 state, oh_u32 what, oh_u
     lost = oh_host_wait(a->host_poll, a->host_poll_argument, oh_waited_ns(state));
     if (oh_stopped(a)) return 0;
     if (state & OH_GONE && oh_waited_ns(state) > OH_GRACE_NS) {
-        oh_fail(a, OH_FAIL_LOST, peer, site, epoch, expected, seen);
+        oh_fail(a, OH_FAIL_LOST, peer, site, sequence, expected, seen);
         return 0;
     }
     if (lost >= OH_GONE_FOR_LONG) {
-        oh_fail(a, OH_FAIL_LOST, lost - OH_GONE_FOR_LONG, site, epoch, expected, seen);
+        oh_fail(a, OH_FAIL_LOST, lost - OH_GONE_FOR_LONG, site, sequence, expected, seen);
         return 0;
     }
     if (looks_at_host && oh_ld_relaxed_sys_u32(OH_MEMBER(a->host, oh_host_page, abort))) {
-        oh_fail(a, OH_FAIL_ABORTED, -1, site, epoch, expected, seen);
+        oh_fail(a, OH_FAIL_ABORTED, -1, site, sequence, expected, seen);
         return 0;
     }
-    if (oh_verdict_ends(a, epoch) || oh_row_found(a) || oh_wait_too_long(a, state)) {
-        oh_fail(a, OH_FAIL_TIMEOUT, peer, site, epoch, expected, seen);
+    if (oh_verdict_ends(a, sequence) || oh_wait_found(a) || oh_wait_too_long(a, state)) {
+        oh_fail(a, OH_FAIL_TIMEOUT, peer, site, sequence, expected, seen);
         return 0;
     }
     if (state & OH_GONE) return state;

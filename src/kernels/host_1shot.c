@@ -1,15 +1,16 @@
-/* host_1shot and host_scatter: all-reduce and reduce-scatter in one hop. Each rank gives every peer what
- * that sums, by mailbox (host_path.h): the whole message, or the peer's part; and sums in rank order what
- * it has got, its own term from the input itself. The host device's paths for small messages, for any
- * message between two ranks, and for reduce-scatter.
+/* host_1shot and host_scatter: all-reduce and reduce-scatter in one hop. Each rank gives every peer
+ * what that sums, by mailbox (host_path.h): the whole message, or the peer's part; and sums in rank
+ * order what it has got, its own term from the input itself. The host device's paths for small
+ * messages, for any message between two ranks, and for reduce-scatter.
  *
- * Chunks take turns in two sub-slots of a mailbox, one chunk ahead. Chunk k lies where k-2 was in the
- * other direction; this rank has taken that.
+ * Chunks take turns in two sub-slots of a mailbox, one chunk ahead. Chunk k lies where k-2 was in
+ * the other direction; this rank has taken that.
  *
- *   S bytes of the message or of a part: (W-1) S written, (W-1) S read from peers; hops on the critical path 1
+ *   S bytes of the message or of a part: (W-1) S written, (W-1) S read from peers; hops on the
+ *   critical path 1
  *
- * In place: a scatter stores its sums over the own part, which is given to nobody and read in the same
- * sum. An all-reduce stores sums of a chunk that all have been given. */
+ * In place: a scatter stores its sums over the own part, which is given to nobody and read in the
+ * same sum. An all-reduce stores sums of a chunk that all have been given. */
 #include "kernels/host_path.h"
 #include "kernels/kernels.h"
 

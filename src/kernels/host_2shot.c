@@ -1,16 +1,18 @@
-/* host_2shot: reduce-scatter and all-gather; the host device's path for long messages between many ranks.
+/* host_2shot: reduce-scatter and all-gather; the host device's path for long messages between many
+ * ranks.
  *
- * Per chunk: give every peer its shard of the own input, by mailbox; wait until all have; sum the own
- * shard into the own box, which nobody's mail needs; wait until all have; copy every rank's shard to the
- * output. Shards are whole cache lines, balanced.
+ * Per chunk: give every peer its shard of the own input, by mailbox; wait until all have; sum the
+ * own shard into the own box, which nobody's mail needs; wait until all have; copy every rank's
+ * shard to the output. Shards are whole cache lines, balanced.
  *
- * Steps of a rank, S scatter, R reduce, G gather: S0 R0 S1 G0 R1 S2 G1 R2 ...; progress counts S and
- * R, so "chunk c is scattered" is 2c+1 and "is reduced" is 2c+2.
- *   A mailbox of chunk c+1 is the one that this rank has read in R(c), in the other direction.
- *   Two results take turns: that of chunk c is written again by R(c+2), which waits until all have done S(c+2), and
- *   each does that after its G(c).
+ * Steps of a rank, S scatter, R reduce, G gather: S0 R0 S1 G0 R1 S2 G1 R2 ...; progress counts S
+ * and R, so "chunk c is scattered" is 2c+1 and "is reduced" is 2c+2.
+ *   A mailbox of chunk c+1 is the one that this rank has read in R(c), in the other direction. Two
+ *   results take turns: that of chunk c is written again by R(c+2), which waits until all have done
+ *   S(c+2), and each does that after its G(c).
  *
- *   S (W-1)/W bytes written and read by mail, S/W written for all and S (W-1)/W read; hops on the critical path 2 */
+ *   S (W-1)/W bytes written and read by mail, S/W written for all and S (W-1)/W read; hops on the
+ *   critical path 2 */
 #include "kernels/host_path.h"
 #include "kernels/kernels.h"
 

@@ -1,8 +1,8 @@
 /* host_gather: all-gather of the host device. Each rank publishes its part, every rank copies all.
  *
- * Chunks take turns in 4 sub-slots of the own half, one chunk ahead (host_path.h). Sub-slot k mod 4 still holds
- * chunk k-4: before it publishes k this rank has taken k-2 of every peer, which that peer published after
- * it had taken k-4.
+ * Chunks take turns in 4 sub-slots of the own half, one chunk ahead (host_path.h). Sub-slot k mod 4
+ * still holds chunk k-4: before it publishes k this rank has taken k-2 of every peer, which that
+ * peer published after it had taken k-4.
  *
  *   S bytes of a part copied in, W S out, (W-1) S of them from peers; hops on the critical path 1
  *

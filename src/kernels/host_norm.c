@@ -1,16 +1,17 @@
-/* host_norm: all-reduce, residual add and RMSNorm on the host device. As host_1shot.c, rows in place of
- * bytes: each rank gives every peer its rows and works out all of them; a chunk is so many whole rows, and
- * more than one take turns in two sub-slots of a mailbox, one chunk ahead.
+/* host_norm: all-reduce, residual add and RMSNorm on the host device. As host_1shot.c, rows in
+ * place of bytes: each rank gives every peer its rows and works out all of them; a chunk is so many
+ * whole rows, and more than one take turns in two sub-slots of a mailbox, one chunk ahead.
  *
- * r = round(((x_0 + x_1) + ...) + residual) is one sum of world + 1 sources; the norm of it is norm.h's. */
+ * r = round(((x_0 + x_1) + ...) + residual) is one sum of world + 1 sources; the norm of it is
+ * norm.h's. */
 #include "kernels/host_path.h"
 #include "kernels/kernels.h"
 #include "kernels/norm.h"
 
 _Static_assert(OH_PLACE_WEIGHT == OH_KEPT_ROOM(OH_NORM_UNITS) * sizeof(oh_unit) &&
                    OH_PLACE_SQUARES == 2 * OH_PLACE_WEIGHT &&
-                   OH_PLACE_MOST == OH_PLACE_SQUARES + OH_KEPT_ROOM(1) * sizeof(float) &&
-                   OH_SCRATCH_BYTES == OH_PLACE_MOST + OH_KEPT_ROOM(1) * sizeof(float),
+                   OH_PLACE_MAX == OH_PLACE_SQUARES + OH_KEPT_ROOM(1) * sizeof(float) &&
+                   OH_SCRATCH_BYTES == OH_PLACE_MAX + OH_KEPT_ROOM(1) * sizeof(float),
                "each place has room for what lanes keep there");
 
 typedef struct norm_call {

@@ -13,7 +13,7 @@ typedef struct row {
 #define OH_ALGORITHM_1shot_pull   ONEHOP_1SHOT_PULL
 #define OH_ALGORITHM_2shot_pull   ONEHOP_2SHOT_PULL
 #define OH_ALGORITHM_scatter_push ONEHOP_SCATTER_PUSH
-#define OH_ALGORITHM_gather_flags ONEHOP_GATHER_FLAGS
+#define OH_ALGORITHM_gather_ll    ONEHOP_GATHER_LL
 #define OH_ALGORITHM_gather_push  ONEHOP_GATHER_PUSH
 
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \

@@ -1,6 +1,6 @@
 /* The one translation unit of all kernels, compiled by the C compiler for the host device and by
  * nvcc (-x cu) or NVRTC for GPUs. */
-#include "kernels/gather_flags.h"
+#include "kernels/gather_ll.h"
 #include "kernels/gather_push.h"
 #include "kernels/norm_1shot.h"
 #include "kernels/norm_2shot.h"
@@ -15,7 +15,7 @@
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
     OH_KERNEL(onehop_##algorithm##_##type##_w##world, bound, body(a, g, OH_##type, world##u))
 /* Nothing in these depends on a type. */
-#define OH_FLAGS_BODY(a, g, dtype, world)       oh_gather_flags(a, g, world)
+#define OH_LL_BODY(a, g, dtype, world)          oh_gather_ll(a, g, world)
 #define OH_GATHER_PUSH_BODY(a, g, dtype, world) oh_gather_push(a, g)
 #define OH_MULTICAST_INSTANCE(algorithm, body, type)                                               \
     OH_MULTICAST_KERNEL(onehop_##algorithm##_multicast_##type, OH_MULTICAST_BOUND,                 \

@@ -1,5 +1,5 @@
-/* The list of all kernels for the layers above: which there are, under what name, with what bound.
- * */
+/* The list of all kernels for the layers above: which there are, under what name, with what
+ * bound. */
 #ifndef OH_KERNELS_H
 #define OH_KERNELS_H
 

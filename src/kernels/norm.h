@@ -6,9 +6,9 @@
  * The sum over ranks is not rounded by itself. The norm is that of the rounded r, which is what the
  * next layer adds to: whoever has r has all that y depends on, so a two-shot sends r alone.
  *
- * Equal bits. A row is `units` units of 16 bytes; lane l of L has units l, l + L, ..., and L follows
- * from the number of units alone (oh_lanes_of), as does the tree that adds the lanes' sums
- * (oh_group_sum): so the bits of a row depend on neither grid, algorithm nor device.
+ * Equal bits. A row is `units` units of 16 bytes; lane l of L has units l, l + L, ..., and L
+ * follows from the number of units alone (oh_lanes_of), as does the tree that adds the lanes' sums
+ * (oh_block_sum): so the bits of a row depend on neither grid, algorithm nor device.
  *
  * A thread whose wait has failed goes on through the barriers, and neither pushes nor stores. */
 #ifndef OH_NORM_H
@@ -17,10 +17,11 @@
 #include "kernels/fused_args.h"
 #include "kernels/push_1shot.h"
 
-/* Units of a lane that are loaded and polled together; more would spill. Rows to 16 KiB have no others. */
+/* Units of a lane that are loaded and polled together; more would spill. Rows to 16 KiB have no
+ * others. */
 #define OH_NORM_TOGETHER 2u
 
-/* ---- rows in memory --------------------------------------------------------------------------- */
+/* ---- rows in memory -------------------------------------------------------------------------- */
 OH_FN oh_unit oh_row_load(const oh_norm_args *n, oh_u64 row, oh_u32 u, oh_u32 dtype) {
     const oh_u64 at = row + (oh_u64)u * OH_UNIT_BYTES;
     if (u < n->call.whole) return oh_ld_unit(at);
@@ -38,13 +39,13 @@ OH_FN void oh_row_store(const oh_norm_args *n, oh_u64 row, oh_u32 u, oh_unit v, 
 /* A byte per element: 8 of a unit of 16-bit elements, 4 of one of float32. */
 OH_FN void oh_row_store_e4m3(const oh_norm_args *n, oh_u64 row, oh_u32 u, oh_sum y, float scale,
                              oh_u32 dtype) {
-    const oh_u32 size = OH_ELEMENT_BYTES(dtype), most = OH_UNIT_BYTES / size;
-    const oh_u64 at = row + (oh_u64)u * most;
-    const oh_u32 left = n->row_bytes / size - u * most;
+    const oh_u32 size = OH_ELEMENT_BYTES(dtype), max = OH_UNIT_BYTES / size;
+    const oh_u64 at = row + (oh_u64)u * max;
+    const oh_u32 left = n->row_bytes / size - u * max;
     oh_u64 packed = 0;
     oh_u32 i;
     OH_UNROLL
-    for (i = 0; i < most; i += 2)
+    for (i = 0; i < max; i += 2)
         packed |= (oh_u64)oh_e4m3x2_of_f32(oh_div_f32(y.f[i], scale), oh_div_f32(y.f[i + 1], scale))
                   << 8 * i;
     if (u < n->call.whole && dtype == OH_F32) {
@@ -53,11 +54,11 @@ OH_FN void oh_row_store_e4m3(const oh_norm_args *n, oh_u64 row, oh_u32 u, oh_sum
         oh_st_u64(at, packed);
     } else {
         OH_NO_UNROLL
-        for (i = 0; i < most && i < left; i++) oh_st_u8(at + i, (oh_u8)(packed >> 8 * i));
+        for (i = 0; i < max && i < left; i++) oh_st_u8(at + i, (oh_u8)(packed >> 8 * i));
     }
 }
 
-/* ---- the norm of a row ------------------------------------------------------------------------ */
+/* ---- the norm of a row ----------------------------------------------------------------------- */
 OH_FN float oh_unit_squares(oh_unit v, oh_u32 dtype) {
     const oh_sum s = oh_sum_of(v, dtype);
     const float low = (s.f[0] * s.f[0] + s.f[1] * s.f[1]) + (s.f[2] * s.f[2] + s.f[3] * s.f[3]);
@@ -90,7 +91,7 @@ OH_FN oh_sum oh_norm_values(oh_unit r, oh_sum factors, float inverse, oh_u32 dty
 /* The scale of a row of which the lanes hold r and the weight. */
 OH_FN float oh_norm_row_scale(const oh_norm_args *n, oh_grid g, const oh_unit *r, const oh_unit *w,
                               float inverse, oh_u32 turn, oh_u32 alive, oh_u32 dtype) {
-    OH_KEEP(float, most, 1, &n->call, OH_PLACE_MOST);
+    OH_KEEP(float, max, 1, &n->call, OH_PLACE_MAX);
     float scale;
     oh_u32 lane, i, k;
     OH_LANES(lane, g, n->lanes) {
@@ -106,10 +107,10 @@ OH_FN float oh_norm_row_scale(const oh_norm_args *n, oh_grid g, const oh_unit *r
                     m = oh_max_f32(m, oh_max_f32(y.f[k], -y.f[k]));
             }
         }
-        most[OH_KEPT(lane, 0, n->lanes)] = m;
+        max[OH_KEPT(lane, 0, n->lanes)] = m;
     }
-    scale = oh_div_f32(oh_group_max(most, n->lanes, turn), OH_E4M3_MOST);
-    return oh_max_f32(scale, OH_LEAST_ROW_SCALE);
+    scale = oh_div_f32(oh_block_max(max, n->lanes, turn), OH_E4M3_MAX);
+    return oh_max_f32(scale, OH_MIN_ROW_SCALE);
 }
 
 /* All that follows from r: the lanes hold their units of row `row`. `turn` counts the rows of the
@@ -132,7 +133,7 @@ OH_FN void oh_norm_row(const oh_norm_args *n, oh_grid g, oh_u32 row, const oh_un
         }
         squares[OH_KEPT(lane, 0, n->lanes)] = sum;
     }
-    inverse = oh_norm_inverse(n, oh_group_sum(squares, n->lanes, turn));
+    inverse = oh_norm_inverse(n, oh_block_sum(squares, n->lanes, turn));
     if (n->row_scales) {
         scale = oh_norm_row_scale(n, g, r, w, inverse, turn, alive, dtype);
         if (g.thread == 0 && alive) oh_st_u32(n->row_scales + 4ull * row, oh_bits_of_f32(scale));
@@ -155,10 +156,10 @@ OH_FN void oh_norm_row(const oh_norm_args *n, oh_grid g, oh_u32 row, const oh_un
     }
 }
 
-/* ---- r of a row that lies in the slots ----------------------------------------------------------- */
+/* ---- r of a row that lies in the slots ------------------------------------------------------- */
 
 /* Waits for one unit of all sources; with `world` they are in v then. 0: the communicator died. */
-OH_FN oh_i32 oh_norm_await(const oh_args *a, oh_u64 at, oh_unit *v, oh_u32 site, oh_u32 epoch,
+OH_FN oh_i32 oh_norm_await(const oh_args *a, oh_u64 at, oh_unit *v, oh_u32 site, oh_u32 sequence,
                            oh_i32 looks_at_host, oh_u32 world) {
     oh_u32 n = 0, j;
     if (world) {
@@ -170,14 +171,14 @@ OH_FN oh_i32 oh_norm_await(const oh_args *a, oh_u64 at, oh_unit *v, oh_u32 site,
     OH_NO_UNROLL
     for (j = 0; j + 1 < a->world; j++)
         if (!oh_poll_unit(a, a->peers[j].from + at,
-                          OH_WAIT_FOR(site, oh_other_rank(a, j), looks_at_host), epoch))
+                          OH_WAIT_FOR(site, oh_other_rank(a, j), looks_at_host), sequence))
             return 0;
     if (world) oh_look(a, at, v, world);
     return 1;
 }
 
-/* Looks at a lane's first units of the one source at once, so that their loads are in flight together, until
- * all are there or it has looked long enough. Nonzero: they are in v. */
+/* Looks at a lane's first units of the one source at once, so that their loads are in flight
+ * together, until all are there or it has looked long enough. Nonzero: they are in v. */
 OH_FN oh_u32 oh_norm_look_at_first(const oh_norm_args *n, oh_u32 lane, oh_u64 from, oh_unit *v) {
     oh_u32 i, looks, there;
     OH_NO_UNROLL
@@ -233,7 +234,7 @@ OH_FN oh_u32 oh_norm_collect(const oh_norm_args *n, oh_grid g, oh_call_state c, 
             }
             v[0] = theirs[k];
             if (!(there && i < OH_NORM_TOGETHER) &&
-                !oh_norm_await(a, at, v, site, c.epoch, g.thread == 0, world)) {
+                !oh_norm_await(a, at, v, site, c.sequence, g.thread == 0, world)) {
                 c.dead = 1;
                 continue;
             }

@@ -1,29 +1,30 @@
-/* All-reduce, residual add and RMSNorm in one launch, one hop: every rank pushes its rows whole, as in
- * push_1shot.h, and each works out all rows.
+/* All-reduce, residual add and RMSNorm in one launch, one hop: every rank pushes its rows whole, as
+ * in push_1shot.h, and each works out all rows.
  *
- * Row i of a chunk belongs to block i mod (G - 1) on every rank, unit u of a row to lane u mod L: so a
- * place in a slot belongs to the same thread on all ranks and in all chunks, and all that push_1shot.h
- * says of reuse holds here. A block pushes its next row of a chunk before it finishes one, so that the
- * link is busy meanwhile; on a host all of them. What it waits for the same block of a peer pushes before
- * it finishes any row but earlier ones.
+ * Row i of a chunk belongs to block i mod (G - 1) on every rank, unit u of a row to lane u mod L:
+ * so a place in a slot belongs to the same thread on all ranks and in all chunks, and all that
+ * push_1shot.h says of reuse holds here. A block pushes its next row of a chunk before it finishes
+ * one, so that the link is busy meanwhile; on a host all of them. What it waits for the same block
+ * of a peer pushes before it finishes any row but earlier ones.
  *
  *   bytes sent per rank        (W-1) S
  *   hops on the critical path  1, and two barriers of a block for each row
  *
- * In place: x, residual_in and the outputs may be the same rows. Each position is loaded and stored by
- * one thread, which has loaded (and pushed) x before it stores there.
+ * In place: x, residual_in and the outputs may be the same rows. Each position is loaded and stored
+ * by one thread, which has loaded (and pushed) x before it stores there.
  *
- * A call of few rows lasts as long as its instructions take, and as long as they take to be fetched. So
- * the usual case has a path of its own (oh_norm_fast): a specialised kernel, one chunk of whole units, two
- * a lane at most, nothing quantised. It loads x, weight and residual together with the epoch, keeps the
- * weight, calls no function but where a wait is long, and needs no barrier at its end: the one in the last
- * row's tree tells that all threads have had their last poll. */
+ * A call of few rows lasts as long as its instructions take, and as long as they take to be
+ * fetched. So the usual case has a path of its own (oh_norm_fast): a specialised kernel, one chunk
+ * of whole units, two a lane at most, nothing quantised. It loads x, weight and residual together
+ * with the sequence number, keeps the weight, calls no function but where a wait is long, and needs
+ * no barrier at its end: the one in the last row's tree tells that all threads have had their last
+ * poll. */
 #ifndef OH_NORM_1SHOT_H
 #define OH_NORM_1SHOT_H
 
 #include "kernels/norm.h"
 
-/* ---- the fast path: `each` units of a lane at most --------------------------------------------------- */
+/* ---- the fast path: `each` units of a lane at most ------------------------------------------- */
 
 /* The lanes' units of a row that begins at `row`. */
 OH_FN void oh_norm_load(const oh_norm_args *n, oh_grid g, oh_u64 row, oh_unit *v, oh_u32 each) {
@@ -67,21 +68,22 @@ OH_FN void oh_norm_all_factors(const oh_norm_args *n, oh_grid g, const oh_unit *
 }
 
 /* Waits for a unit of all sources, however long. 0: the communicator died. */
-OH_SLOW_FN oh_i32 oh_norm_await_long(const oh_args *a, oh_u64 at, oh_u32 epoch,
+OH_SLOW_FN oh_i32 oh_norm_await_long(const oh_args *a, oh_u64 at, oh_u32 sequence,
                                      oh_i32 looks_at_host) {
     oh_u32 j;
     for (j = 0; j + 1 < a->world; j++)
         if (!oh_poll_unit(a, a->peers[j].from + at,
                           OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, oh_other_rank(a, j), looks_at_host),
-                          epoch))
+                          sequence))
             return 0;
     return 1;
 }
 
-/* Waits for all sources' units at `at` and, `apart` bytes on, at the second place, if there are two: all
- * are looked at together, so that their loads are in flight together. 0: the communicator died. */
+/* Waits for all sources' units at `at` and, `apart` bytes on, at the second place, if there are
+ * two: all are looked at together, so that their loads are in flight together. 0: the communicator
+ * died. */
 OH_FN oh_i32 oh_norm_await_units(const oh_args *a, oh_u64 at, oh_u64 apart, oh_u32 two,
-                                 oh_unit v[][OH_MAX_RANKS], oh_u32 epoch, oh_i32 looks_at_host,
+                                 oh_unit v[][OH_MAX_RANKS], oh_u32 sequence, oh_i32 looks_at_host,
                                  oh_u32 world) {
     oh_u32 looks, missing, j;
     for (;;) {
@@ -98,8 +100,8 @@ OH_FN oh_i32 oh_norm_await_units(const oh_args *a, oh_u64 at, oh_u64 apart, oh_u
                 missing |= !oh_unit_arrived(v[0][j]) | (two && !oh_unit_arrived(v[1][j]));
             if (!missing) return 1;
         }
-        if (!oh_norm_await_long(a, at, epoch, looks_at_host) ||
-            (two && !oh_norm_await_long(a, at + apart, epoch, looks_at_host)))
+        if (!oh_norm_await_long(a, at, sequence, looks_at_host) ||
+            (two && !oh_norm_await_long(a, at + apart, sequence, looks_at_host)))
             return 0;
     }
 }
@@ -122,7 +124,7 @@ OH_FN void oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 w
     oh_u32 row = g.block, units = a->units, turn = 0, lane, i, j;
     oh_call_state c;
     oh_norm_load(n, g, in, own, each);
-    c = oh_call_begin(oh_epoch_word(a, g.block));
+    c = oh_call_begin(oh_sequence_word(a, g.block));
     /* To add -0 changes nothing: no residual needs no code of its own. */
     OH_LANES(lane, g, n->lanes) {
         OH_UNROLL
@@ -131,7 +133,7 @@ OH_FN void oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 w
     if (n->residual_in) oh_norm_load(n, g, residual_in, residual, each);
     oh_norm_load(n, g, n->weight, weight, each);
     if (c.dead) units = 0;
-    place = oh_push_place(a, c.phase, 0) + (oh_u64)row * a->units * OH_UNIT_BYTES;
+    place = oh_push_place(a, c.parity, 0) + (oh_u64)row * a->units * OH_UNIT_BYTES;
     oh_norm_push(n, g, place, own, units, dtype, world, each);
     if (a->early_trigger) oh_pdl_trigger();
     in += stride * n->in_stride;
@@ -157,7 +159,7 @@ OH_FN void oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 w
                 }
                 if (first < units &&
                     !oh_norm_await_units(a, at, apart, together == 2 && first + n->lanes < units, v,
-                                         c.epoch, g.thread == 0, world))
+                                         c.sequence, g.thread == 0, world))
                     units = 0;
                 OH_UNROLL
                 for (j = 0; j < together; j++) {
@@ -188,7 +190,7 @@ OH_FN void oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 w
             if (row + 2 * stride < n->rows) oh_norm_load(n, g, in, next, each);
         }
         if (each == 2) oh_norm_all_factors(n, g, weight, factors, dtype, each);
-        inverse = oh_norm_inverse(n, oh_group_sum(squares, n->lanes, turn++));
+        inverse = oh_norm_inverse(n, oh_block_sum(squares, n->lanes, turn++));
         if (!more && !a->early_trigger) oh_pdl_trigger();
         OH_LANES(lane, g, n->lanes) {
             OH_UNROLL
@@ -208,7 +210,7 @@ OH_FN void oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 w
     oh_call_leave(a, g, c);
 }
 
-/* ---- any case ------------------------------------------------------------------------------------- */
+/* ---- any case -------------------------------------------------------------------------------- */
 
 OH_FN void oh_norm_push_row(const oh_norm_args *n, oh_grid g, oh_u32 row, oh_u64 place,
                             oh_u32 dtype, oh_u32 world) {
@@ -239,12 +241,12 @@ OH_FN void oh_norm_general(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u3
     OH_KEEP(oh_unit, r, OH_NORM_UNITS, a, OH_PLACE_ROW);
     const oh_u32 stride = g.blocks - 1;
     oh_u32 chunk, row, pushed, turn = 0;
-    oh_call_state c = oh_call_begin(oh_epoch_word(a, g.block));
+    oh_call_state c = oh_call_begin(oh_sequence_word(a, g.block));
     OH_NO_UNROLL
     for (chunk = 0; chunk < a->chunks; chunk++) {
         const oh_u32 first = chunk * n->chunk_rows, left = n->rows - first;
         const oh_u32 rows = left < n->chunk_rows ? left : n->chunk_rows;
-        const oh_u64 place = oh_push_place(a, c.phase, chunk);
+        const oh_u64 place = oh_push_place(a, c.parity, chunk);
         if (chunk) oh_fence_acq_rel_sys();
         pushed = g.block;
         OH_NO_UNROLL
@@ -262,14 +264,14 @@ OH_FN void oh_norm_general(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u3
     oh_call_end(a, g, c);
 }
 
-/* The kernel. `world` 0: any number of ranks. The last block carries the signature. All threads of a block
- * take one way, so each may have an end of its own. */
+/* The kernel. `world` 0: any number of ranks. The last block carries the signature. All threads of
+ * a block take one way, so each may have an end of its own. */
 OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_args *a = &n->call;
     /* Units of a lane for which there are registers. */
-    const oh_u32 most = world <= 4 && dtype == OH_BF16 ? 2 : 1;
+    const oh_u32 max = world <= 4 && dtype == OH_BF16 ? 2 : 1;
     const oh_u32 fast = !OH_PUSH_WHOLE_CHUNK && world && a->chunks == 1 && a->whole == a->units &&
-                        a->units <= most * n->lanes && !n->quantised && g.block < n->rows;
+                        a->units <= max * n->lanes && !n->quantised && g.block < n->rows;
     if (g.block + 1 < g.blocks && g.block < n->rows && g.thread < a->whole) {
         oh_prefetch(a->in + g.block * n->in_stride + (oh_u64)g.thread * OH_UNIT_BYTES);
         oh_prefetch(n->weight + (oh_u64)g.thread * OH_UNIT_BYTES);
@@ -280,7 +282,7 @@ OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 
     if (oh_call_enter(a, g)) return;
     if (OH_UNLIKELY(!fast))
         oh_norm_general(n, g, dtype, world);
-    else if (most == 1 || a->units <= n->lanes)
+    else if (max == 1 || a->units <= n->lanes)
         oh_norm_fast(n, g, dtype, world, 1);
     else
         oh_norm_fast(n, g, dtype, world, 2);

@@ -1,23 +1,27 @@
-/* All-reduce, residual add and RMSNorm in one launch, two hops: rows are dealt to owners, who add them up.
+/* All-reduce, residual add and RMSNorm in one launch, two hops: rows are dealt to owners, who add
+ * them up.
  *
- * Row i of a chunk belongs to rank i mod W, as its i div W-th; slot (phase, s) on rank d has two halves, in the first of
- * which lie the rows that s sends to their owner d, in the second the r of those that s owns. Steps of a block, per
- * chunk, for its q-th rows of every owner, q = b, b + (G - 1), ...:
- *   scatter  own x of owner d's row to d's slot (phase, me), first half; for every other d
- *   reduce   wait for the own row of every source, re-arm, add in rank order, add the residual, round: r; push r to every
- *            peer's slot (phase, me), second half; then the outputs of the row
+ * Row i of a chunk belongs to rank i mod W, as its i div W-th; slot (parity, s) on rank d has two
+ * halves, in the first of which lie the rows that s sends to their owner d, in the second the r of
+ * those that s owns. Steps of a block, per chunk, for its q-th rows of every owner, q = b, b + (G -
+ * 1), ...:
+ *   scatter  own x of owner d's row to d's slot (parity, me), first half; for every other d
+ *   reduce   wait for the own row of every source, re-arm, add in rank order, add the residual,
+ *            round: r; push r to every
+ *            peer's slot (parity, me), second half; then the outputs of the row
  *   gather   wait for r of every other owner's row, re-arm; the outputs of the row
  *
  *   bytes sent per rank        2 S (W-1)/W, as 2shot_push alone: y follows from r on every rank
  *   hops on the critical path  2, and a barrier or two of a block for each row
  *
- * The residual is read by the owner alone. Reuse, between calls and between chunks, is that of push_2shot.h with
- * positions in place of its: unit u of the q-th row of an owner belongs to the same block and lane on all ranks and in
- * all chunks, and only the last chunk has fewer rows. No sum looks like the sentinel. Nothing is waited for but what the
- * same block of a peer has sent in this pass or the one before.
+ * The residual is read by the owner alone. Reuse, between calls and between chunks, is that of
+ * push_2shot.h with positions in place of its: unit u of the q-th row of an owner belongs to the
+ * same block and lane on all ranks and in all chunks, and only the last chunk has fewer rows. No
+ * sum looks like the sentinel. Nothing is waited for but what the same block of a peer has sent in
+ * this pass or the one before.
  *
- * In place: each position is loaded and stored by one thread, which has sent its x of the chunk before it stores any
- * output of it, and loads x and residual of an own row before that row's. */
+ * In place: each position is loaded and stored by one thread, which has sent its x of the chunk
+ * before it stores any output of it, and loads x and residual of an own row before that row's. */
 #ifndef OH_NORM_2SHOT_H
 #define OH_NORM_2SHOT_H
 
@@ -63,8 +67,8 @@ OH_FN void oh_norm_push_r(const oh_norm_args *n, oh_grid g, oh_u64 place, const 
     }
 }
 
-/* Every lane's units of r of an owner's row, which lies from `from` on; re-arms them and stores residual_out. Nonzero:
- * the communicator is dead. */
+/* Every lane's units of r of an owner's row, which lies from `from` on; re-arms them and stores
+ * residual_out. Nonzero: the communicator is dead. */
 OH_FN oh_u32 oh_norm_gather_row(const oh_norm_args *n, oh_grid g, oh_call_state c, oh_u32 row,
                                 oh_u32 owner, oh_u64 from, oh_unit *r, oh_u32 dtype) {
     const oh_u64 residual_out = n->residual_out + row * n->residual_out_stride;
@@ -78,7 +82,7 @@ OH_FN oh_u32 oh_norm_gather_row(const oh_norm_args *n, oh_grid g, oh_call_state 
             r[at] = oh_ld_relaxed_sys_unit(p);
             if (!oh_unit_arrived(r[at])) {
                 if (!oh_poll_unit(&n->call, p, OH_WAIT_FOR(OH_SITE_GATHER, owner, g.thread == 0),
-                                  c.epoch)) {
+                                  c.sequence)) {
                     c.dead = 1;
                     continue;
                 }
@@ -100,14 +104,14 @@ OH_FN void oh_norm_2shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 
     oh_u32 chunk, q, k, turn = 0;
     oh_call_state c;
     if (oh_call_enter(a, g)) return;
-    c = oh_call_begin(oh_epoch_word(a, g.block));
+    c = oh_call_begin(oh_sequence_word(a, g.block));
     OH_NO_UNROLL
     for (chunk = 0; chunk < a->chunks; chunk++) {
         const oh_u32 first = chunk * n->chunk_rows, left = n->rows - first;
         const oh_u32 rows = left < n->chunk_rows ? left : n->chunk_rows;
         const oh_u64 scatter =
-            (c.phase ? a->phase_bytes : 0) + (chunk & 1 ? a->planes.slot_bytes / 4 : 0);
-        const oh_u64 gather = scatter + a->planes.slot_bytes / 2;
+            (c.parity ? a->parity_bytes : 0) + (chunk & 1 ? a->regions.slot_bytes / 4 : 0);
+        const oh_u64 gather = scatter + a->regions.slot_bytes / 2;
         if (chunk) oh_fence_acq_rel_sys();
         OH_NO_UNROLL
         for (q = g.block; q * ranks < rows && !c.dead; q += stride) {

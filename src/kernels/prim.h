@@ -5,7 +5,8 @@
  * <op>_<order>_<scope>_<type>:
  *   order  relaxed | acquire | release | acq_rel; none: an ordinary access
  *   scope  sys (all processors of the machine) | gpu (this rank's processor)
- *   type   u32 | u64 | unit (16 bytes, four words; never assumed to be atomic as a whole) | pair (16 bytes, two
+ *   type   u32 | u64 | unit (16 bytes, four words; never assumed to be atomic as a whole) | pair
+ *          (16 bytes, two
  *          words of 8)
  * Memory is named by address (oh_u64), so that no pointer conversions appear in the bodies.
  *
@@ -14,14 +15,14 @@
 #ifndef OH_PRIM_H
 #define OH_PRIM_H
 
-#include "device/planes.h"
+#include "device/regions.h"
 
 /* The unit in which data is dealt to threads, stored to peers and polled. */
 typedef struct oh_unit {
     oh_u32 w[4];
 } oh_unit;
 
-/* Two flag words of 8 bytes, each written and read whole. */
+/* Two LL words of 8 bytes, each written and read whole. */
 typedef struct oh_pair {
     oh_u64 w[2];
 } oh_pair;
@@ -31,14 +32,14 @@ typedef struct oh_pair {
 /* A word of a landing slot that nobody has written. */
 #define OH_SENTINEL 0xFFFFFFFFu
 
-/* What a kernel that is built at run time does to element i of a sum, in fp32, before its one rounding
- * (program.c defines it); else nothing. */
+/* What a kernel that is built at run time does to element i of a sum, in fp32, before its one
+ * rounding (program.c defines it); else nothing. */
 #ifndef OH_EPILOGUE
 #define OH_EPILOGUE(a, x, i) (x)
 #endif
 
 /* Most threads that work on a row together. */
-#define OH_MOST_LANES 512
+#define OH_MAX_LANES 512
 
 #define OH_CONCAT_(a, b) a##b
 #define OH_CONCAT(a, b)  OH_CONCAT_(a, b)

@@ -15,12 +15,12 @@
  * costs 0.1 us a call (two H200, graphs, W=2: docs/design.md). */
 #define OH_POLLS 1024
 
-/* The k, from 1 on, of the k-th next ranks that a thread serves: one at most, since a block has more threads
- * than there are ranks. */
+/* The k, from 1 on, of the k-th next ranks that a thread serves: one at most, since a block has
+ * more threads than there are ranks. */
 #define OH_PEERS(k, g, world) if (((k) = (g).thread + 1) < (world))
 
 /* How long ranks that give up wait for each other's failure rows. */
-#define OH_ROWS_WAIT_NS 10000000ull
+#define OH_WAITS_TOLD_NS 10000000ull
 
 /* Each thread pushes a unit and polls it at once: lanes are many and hide each other's latency. */
 #define OH_PUSH_WHOLE_CHUNK 0
@@ -59,8 +59,9 @@ OH_FN oh_grid oh_grid_here(oh_u32 blocks) {
 #define OH_MULTICAST_KERNEL(name, bound, statement)
 #endif
 
-/* ---- ordinary accesses: inputs, outputs, staged data -------------------------------------------------------
- * volatile asm: never merged, never moved across pdl_wait, never turned into ld.global.nc. */
+/* ---- ordinary accesses: inputs, outputs, staged data
+ * ------------------------------------------------------- volatile asm: never merged, never moved
+ * across pdl_wait, never turned into ld.global.nc. */
 OH_FN oh_unit oh_ld_unit(oh_u64 p) {
     oh_unit v;
     asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -107,7 +108,7 @@ OH_FN void oh_st_u64(oh_u64 p, oh_u64 v) {
     asm volatile("st.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
-/* ---- ordered accesses: slots, signatures, control ------------------------------------------- */
+/* ---- ordered accesses: slots, signatures, control -------------------------------------------- */
 OH_FN oh_unit oh_ld_relaxed_sys_unit(oh_u64 p) {
     oh_unit v;
     asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -197,17 +198,17 @@ OH_FN void oh_fence_acq_rel_sys(void) {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 /* For what a GPU orders by the boundary between two kernels and a host does not: nothing here. */
-/* The look costs 2 to 14 % of a call here (docs/tuning-log.md). */
+/* The look costs 2 to 14 % of a call here (docs/notes/tuning-log.md). */
 #define OH_LOOKS_BEFORE_STORES 0
 OH_FN void oh_boundary_fence(void) {
 }
 
-/* ---- group, time, launch chain ---------------------------------------------------------------- */
-OH_FN void oh_group_sync(void) {
+/* ---- group, time, launch chain --------------------------------------------------------------- */
+OH_FN void oh_block_sync(void) {
     __syncthreads();
 }
 /* The same, and tells all threads whether any of them brought a nonzero value. */
-OH_FN oh_u32 oh_group_any(oh_u32 v) {
+OH_FN oh_u32 oh_block_any(oh_u32 v) {
     return (oh_u32)__syncthreads_or((int)v);
 }
 /* What only the host writes, before the launch: the one load that may stand before pdl_wait.
@@ -222,7 +223,7 @@ OH_FN oh_u64 oh_ld_host_u64(oh_u64 p) {
 }
 /* Asks the L2 for what will be read after pdl_wait. It reads nothing, so it may stand before; it
  * also makes ptxas compute the address there and not after the wait, where every call would wait
- * for it (0.05 to 0.1 us, docs/tuning-log.md). */
+ * for it (0.05 to 0.1 us, docs/notes/tuning-log.md). */
 OH_FN void oh_prefetch(oh_u64 p) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
 }
@@ -264,7 +265,7 @@ OH_FN oh_i32 oh_host_wait(oh_u64 poll, oh_u64 argument, oh_u64 waited_ns) {
     return -1;
 }
 
-/* ---- numbers: fp32 sums, one rounding; NaN comes out canonical (measured) -------------------------- */
+/* ---- numbers: fp32 sums, one rounding; NaN comes out canonical (measured) -------------------- */
 OH_FN float oh_f32_of_bits(oh_u32 v) {
     return __uint_as_float(v);
 }
@@ -291,8 +292,8 @@ OH_FN oh_u32 oh_canonical_f32(float f) {
     return __float_as_uint(f);
 }
 
-/* The same value, worked out here: compilers may do so neither behind a wait that follows nor ahead of
- * a loop around this, where it would take a register for long. */
+/* The same value, worked out here: compilers may do so neither behind a wait that follows nor ahead
+ * of a loop around this, where it would take a register for long. */
 OH_FN oh_u32 oh_here_u32(oh_u32 v) {
     oh_u32 same;
     asm volatile("mov.b32 %0, %1;" : "=r"(same) : "r"(v) : "memory");
@@ -330,13 +331,14 @@ OH_FN oh_u32 oh_e4m3x2_of_f32(float low, float high) {
 #define oh_e4m3x2_of_f32 oh_e4m3x2_by_bits
 #endif
 
-/* ---- rows: what the lanes of a block work on together ------------------------------------------------------
- * A lane is a thread; a block has as many as the row asks for. */
-#define OH_LANES(lane, g, lanes)            lane = (g).thread;
-#define OH_KEPT_ROOM(most)                  (most)
-#define OH_KEEP(type, name, most, a, place) type name[OH_KEPT_ROOM(most)]
-#define OH_KEPT(lane, index, lanes)         ((index) + 0 * (lane))
-#define OH_SHARED                           __shared__
+/* ---- rows: what the lanes of a block work on together
+ * ------------------------------------------------------ A lane is a thread; a block has as many as
+ * the row asks for. */
+#define OH_LANES(lane, g, lanes)           lane = (g).thread;
+#define OH_KEPT_ROOM(max)                  (max)
+#define OH_KEEP(type, name, max, a, place) type name[OH_KEPT_ROOM(max)]
+#define OH_KEPT(lane, index, lanes)        ((index) + 0 * (lane))
+#define OH_SHARED                          __shared__
 
 /* The sum of all lanes' values; see prim_host.h. One barrier: `turn` counts the calls of a block,
  * so that what is written now is not what a late thread still reads. */
@@ -356,21 +358,22 @@ OH_FN float oh_tree_of_16(const float *v) {
     return (((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))) +
            (((v[8] + v[9]) + (v[10] + v[11])) + ((v[12] + v[13]) + (v[14] + v[15])));
 }
-OH_FN float oh_group_sum(const float *values, oh_u32 lanes, oh_u32 turn) {
+OH_FN float oh_block_sum(const float *values, oh_u32 lanes, oh_u32 turn) {
     __shared__ __align__(16) float sums[2][16];
     oh_put_warp_sum(sums[turn & 1], oh_warp_sum(values[0]), lanes);
     __syncthreads();
     return oh_tree_of_16(sums[turn & 1]);
 }
 
-/* ---- several rows at a time --------------------------------------------------------------------------------
- * A lane can keep its units of several rows in registers. Half a warp serves a row, a thread for each other rank.
+/* ---- several rows at a time
+ * -------------------------------------------------------------------------------- A lane can keep
+ * its units of several rows in registers. Half a warp serves a row, a thread for each other rank.
  * Its warp comes in whole, hence for one row more if they are odd. */
-#define OH_ROWS_KEPT            1
-#define OH_ROWS_OF(most, there) (most) /* a constant, to be unrolled */
-#define OH_SERVERS              16u
-#define OH_SERVED_TOGETHER      2u /* by one warp */
-#define OH_ROWS_SERVED(g)       ((g).threads / OH_SERVERS)
+#define OH_ROWS_KEPT           1
+#define OH_ROWS_OF(max, there) (max) /* a constant, to be unrolled */
+#define OH_SERVERS             16u
+#define OH_SERVED_TOGETHER     2u /* by one warp */
+#define OH_ROWS_SERVED(g)      ((g).threads / OH_SERVERS)
 #define OH_SERVED_ROWS(row, g, count)                                                              \
     row = (g).thread / OH_SERVERS;                                                                 \
     if (row < (((count) + 1u) & ~1u))
@@ -380,7 +383,8 @@ OH_FN float oh_group_sum(const float *values, oh_u32 lanes, oh_u32 turn) {
     if (i < (count))
 #define OH_SERVER_AT(i) 0
 
-/* Up to 16 sums over all lanes, as one sum of each warp: rows in different banks, read 16 bytes at once. */
+/* Up to 16 sums over all lanes, as one sum of each warp: rows in different banks, read 16 bytes at
+ * once. */
 typedef struct __align__(16) oh_sums {
     float of[16][20];
 } oh_sums;
@@ -392,8 +396,8 @@ OH_FN void oh_sums_begin(oh_sums *s, oh_u32 count, oh_u32 lanes) {
     for (i = threadIdx.x; i < 16 * count; i += blockDim.x)
         if (i % 16 >= lanes / 32) s->of[i / 16][i % 16] = 0.0f;
 }
-/* `count` values of every lane, a power of two: oh_warp_sum's tree for all of them at once, half of what is left going
- * to the other lane in each step. Barrier, then oh_sums_get. */
+/* `count` values of every lane, a power of two: oh_warp_sum's tree for all of them at once, half of
+ * what is left going to the other lane in each step. Barrier, then oh_sums_get. */
 OH_FN void oh_sums_put(oh_sums *s, float *v, oh_u32 count, oh_u32 lanes) {
     const oh_u32 lane = threadIdx.x & 31;
     oh_u32 i, step;
@@ -425,23 +429,24 @@ OH_FN oh_u64 oh_server_word(const oh_u64 *words, oh_u32 i) {
 }
 
 /* The largest of all lanes' values, NaN left out; at least zero. */
-OH_FN float oh_group_max(const float *values, oh_u32 lanes, oh_u32 turn) {
-    __shared__ float most[2][16];
+OH_FN float oh_block_max(const float *values, oh_u32 lanes, oh_u32 turn) {
+    __shared__ float max[2][16];
     float v = fmaxf(values[0], 0.0f);
     oh_u32 i;
     OH_UNROLL
     for (i = 16; i; i /= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, (int)i));
-    if (!(threadIdx.x & 31)) most[turn & 1][threadIdx.x / 32] = v;
+    if (!(threadIdx.x & 31)) max[turn & 1][threadIdx.x / 32] = v;
     __syncthreads();
     OH_UNROLL
     for (i = 0; i < 16; i++)
-        if (i < lanes / 32) v = fmaxf(v, most[turn & 1][i]);
+        if (i < lanes / 32) v = fmaxf(v, max[turn & 1][i]);
     return v;
 }
 
-/* ---- multicast: never run on hardware, and off unless asked for -------------------------------------
- * The same offset of all ranks' memory: `group` is the address under which the switch maps it. The
- * operand of a 16-bit sum is packed and the sum is kept in fp32 until its one rounding. */
+/* ---- multicast: never run on hardware, and off unless asked for
+ * ------------------------------------- The same offset of all ranks' memory: `group` is the
+ * address under which the switch maps it. The operand of a 16-bit sum is packed and the sum is kept
+ * in fp32 until its one rounding. */
 OH_FN oh_unit oh_multimem_add_relaxed_sys_f32(oh_u64 group, oh_u64 offset) {
     float f[4];
     oh_unit v;

@@ -1,5 +1,5 @@
 /* Host half of prim.h: the same vocabulary in __atomic builtins. A block has one thread here; a
- * rank runs its blocks on one or more lanes (operating-system threads), see oh_host_run_lane. */
+ * rank runs its blocks on one or more lanes (operating-system threads), see oh_host_run_worker. */
 #ifndef OH_PRIM_HOST_H
 #define OH_PRIM_HOST_H
 
@@ -27,7 +27,7 @@
 
 /* How long ranks that give up wait for each other's failure rows: a rank may have to wait for a
  * core first. */
-#define OH_ROWS_WAIT_NS 50000000ull
+#define OH_WAITS_TOLD_NS 50000000ull
 
 /* Lanes are few: all units of a chunk are pushed before any is polled, else each unit costs a round
  * trip. */
@@ -60,7 +60,7 @@
 #define OH_CHAOS() ((void)0)
 #endif
 
-/* ---- ordinary accesses: inputs, outputs, staged data; any alignment ------------------------------------ */
+/* ---- ordinary accesses: inputs, outputs, staged data; any alignment -------------------------- */
 OH_FN oh_unit oh_ld_unit(oh_u64 p) {
     oh_unit v;
     OH_CHAOS();
@@ -102,7 +102,7 @@ OH_FN void oh_st_u64(oh_u64 p, oh_u64 v) {
     memcpy(OH_AT(void, p), &v, sizeof v);
 }
 
-/* ---- ordered accesses: slots, signatures, control ------------------------------------------- */
+/* ---- ordered accesses: slots, signatures, control -------------------------------------------- */
 OH_FN oh_u32 oh_ld_relaxed_sys_u32(oh_u64 p) {
     return __atomic_load_n(OH_AT(oh_u32, p), __ATOMIC_RELAXED);
 }
@@ -184,10 +184,10 @@ OH_FN void oh_boundary_fence(void) {
 /* 2shot_pull looks whether a peer has given up before it stores a unit to it. */
 #define OH_LOOKS_BEFORE_STORES 1
 
-/* ---- group, time, launch chain ---------------------------------------------------------------- */
-OH_FN void oh_group_sync(void) {
+/* ---- group, time, launch chain --------------------------------------------------------------- */
+OH_FN void oh_block_sync(void) {
 }
-OH_FN oh_u32 oh_group_any(oh_u32 v) {
+OH_FN oh_u32 oh_block_any(oh_u32 v) {
     return v;
 }
 OH_FN oh_u64 oh_ld_host_u64(oh_u64 p) {
@@ -211,8 +211,8 @@ OH_FN void oh_rest(void) {
 }
 /* Gives the core away: by a yield at first, since most waits are short; then by sleeping, since a
  * yield keeps the core busy and gives nothing to a thread of lower priority. `poll`, if set, is an
- * oh_host_poll that returns the lowest rank whose process is gone (plus OH_GONE_FOR_LONG, if so), or
- * -1. */
+ * oh_host_poll that returns the lowest rank whose process is gone (plus OH_GONE_FOR_LONG, if so),
+ * or -1. */
 #define OH_YIELD_NS 1000000ull
 typedef int (*oh_host_poll)(void *argument);
 OH_FN oh_i32 oh_host_wait(oh_u64 poll, oh_u64 argument, oh_u64 waited_ns) {
@@ -223,7 +223,7 @@ OH_FN oh_i32 oh_host_wait(oh_u64 poll, oh_u64 argument, oh_u64 waited_ns) {
     return poll ? ((oh_host_poll)(uintptr_t)poll)(OH_AT(void, argument)) : -1;
 }
 
-/* ---- numbers: the GPU's results bit for bit -------------------------------------------------------- */
+/* ---- numbers: the GPU's results bit for bit -------------------------------------------------- */
 OH_FN float oh_f32_of_bits(oh_u32 v) {
     float f;
     memcpy(&f, &v, sizeof f);
@@ -292,17 +292,18 @@ OH_FN float oh_max_f32(float a, float b) {
 }
 #define oh_e4m3x2_of_f32 oh_e4m3x2_by_bits
 
-/* ---- rows: what the lanes of a block work on together ------------------------------------------------------
- * A lane is a thread of a GPU's block. Here the one thread is all lanes in turn, and what a lane
- * keeps in registers lies in an array for all of them, in the order of the row. */
+/* ---- rows: what the lanes of a block work on together
+ * ------------------------------------------------------ A lane is a thread of a GPU's block. Here
+ * the one thread is all lanes in turn, and what a lane keeps in registers lies in an array for all
+ * of them, in the order of the row. */
 #define OH_LANES(lane, g, lanes)    for (lane = (g).thread; lane < (lanes); lane++)
-#define OH_KEPT_ROOM(most)          (OH_MOST_LANES * (most))
+#define OH_KEPT_ROOM(max)           (OH_MAX_LANES * (max))
 #define OH_KEPT(lane, index, lanes) ((lane) + (index) * (lanes))
 #define OH_SHARED
 
-/* Declares an array of what lanes keep. Such arrays are too long for a caller's stack, so each has a
- * place in the communicator's scratch; those that are in use together have different ones. */
-#define OH_KEEP(type, name, most, a, place)                                                        \
+/* Declares an array of what lanes keep. Such arrays are too long for a caller's stack, so each has
+ * a place in the communicator's scratch; those that are in use together have different ones. */
+#define OH_KEEP(type, name, max, a, place)                                                         \
     type *__restrict const name = OH_AT(type, OH_SCRATCH(a) + (place))
 #define OH_SCRATCH(a) (OH_AT(const oh_host_side, (a)->host_poll_argument)->scratch)
 
@@ -312,8 +313,8 @@ OH_FN float oh_tree_of_16(const float *v) {
     return (((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))) +
            (((v[8] + v[9]) + (v[10] + v[11])) + ((v[12] + v[13]) + (v[14] + v[15])));
 }
-OH_FN float oh_group_sum(const float *values, oh_u32 lanes, oh_u32 turn) {
-    float sums[OH_MOST_LANES / 32] = {0}, v[32];
+OH_FN float oh_block_sum(const float *values, oh_u32 lanes, oh_u32 turn) {
+    float sums[OH_MAX_LANES / 32] = {0}, v[32];
     oh_u32 w, i, step;
     (void)turn;
     for (w = 0; w < lanes / 32; w++) {
@@ -324,18 +325,19 @@ OH_FN float oh_group_sum(const float *values, oh_u32 lanes, oh_u32 turn) {
     }
     return oh_tree_of_16(sums);
 }
-OH_FN float oh_group_max(const float *values, oh_u32 lanes, oh_u32 turn) {
-    float most = 0.0f;
+OH_FN float oh_block_max(const float *values, oh_u32 lanes, oh_u32 turn) {
+    float max = 0.0f;
     oh_u32 i;
     (void)turn;
-    for (i = 0; i < lanes; i++) most = oh_max_f32(most, values[i]);
-    return most;
+    for (i = 0; i < lanes; i++) max = oh_max_f32(max, values[i]);
+    return max;
 }
 
-/* ---- several rows at a time --------------------------------------------------------------------------------
- * The one thread has too many lanes to keep their units, which lie in its caches; it hears all ranks in turn. */
+/* ---- several rows at a time
+ * -------------------------------------------------------------------------------- The one thread
+ * has too many lanes to keep their units, which lie in its caches; it hears all ranks in turn. */
 #define OH_ROWS_KEPT                  0
-#define OH_ROWS_OF(most, there)       (there)
+#define OH_ROWS_OF(max, there)        (there)
 #define OH_SERVERS                    1
 #define OH_SERVED_TOGETHER            1u
 #define OH_ROWS_SERVED(g)             ((g).threads * 8u)
@@ -353,7 +355,7 @@ OH_FN void oh_sums_begin(oh_sums *s, oh_u32 count, oh_u32 lanes) {
 }
 OH_FN void oh_sums_put(oh_sums *s, const float *values, oh_u32 count, oh_u32 lanes) {
     for (oh_u32 i = 0; i < count; i++)
-        s->of[i] = oh_group_sum(values + OH_KEPT(0, i, lanes), lanes, 0);
+        s->of[i] = oh_block_sum(values + OH_KEPT(0, i, lanes), lanes, 0);
 }
 OH_FN float oh_sums_get(const oh_sums *s, oh_u32 i) {
     return s->of[i];
@@ -362,12 +364,12 @@ OH_FN oh_u64 oh_server_word(const oh_u64 *words, oh_u32 i) {
     return words[i];
 }
 
-/* ---- multicast, emulated: `group` names all ranks' slabs; sums in rank order ---------------------------- */
-OH_FN oh_u32 oh_multicast_word(const oh_multicast_slabs *m, uint32_t rank, oh_u64 at) {
-    return oh_ld_relaxed_sys_u32(m->slabs[rank] + at);
+/* ---- multicast, emulated: `group` names all ranks' symmetric buffers; sums in rank order ----- */
+OH_FN oh_u32 oh_multicast_word(const oh_multicast_buffers *m, uint32_t rank, oh_u64 at) {
+    return oh_ld_relaxed_sys_u32(m->buffers[rank] + at);
 }
 OH_FN oh_unit oh_multimem_add_relaxed_sys_f32(oh_u64 group, oh_u64 offset) {
-    const oh_multicast_slabs *m = OH_AT(const oh_multicast_slabs, group);
+    const oh_multicast_buffers *m = OH_AT(const oh_multicast_buffers, group);
     oh_unit v;
     OH_CHAOS();
     for (uint32_t i = 0; i < 4; i++) {
@@ -379,7 +381,7 @@ OH_FN oh_unit oh_multimem_add_relaxed_sys_f32(oh_u64 group, oh_u64 offset) {
     return v;
 }
 OH_FN oh_unit oh_multimem_add_relaxed_sys_f16x2(oh_u64 group, oh_u64 offset) {
-    const oh_multicast_slabs *m = OH_AT(const oh_multicast_slabs, group);
+    const oh_multicast_buffers *m = OH_AT(const oh_multicast_buffers, group);
     oh_unit v;
     OH_CHAOS();
     for (uint32_t i = 0; i < 4; i++) {
@@ -395,7 +397,7 @@ OH_FN oh_unit oh_multimem_add_relaxed_sys_f16x2(oh_u64 group, oh_u64 offset) {
     return v;
 }
 OH_FN oh_unit oh_multimem_add_relaxed_sys_bf16x2(oh_u64 group, oh_u64 offset) {
-    const oh_multicast_slabs *m = OH_AT(const oh_multicast_slabs, group);
+    const oh_multicast_buffers *m = OH_AT(const oh_multicast_buffers, group);
     oh_unit v;
     OH_CHAOS();
     for (uint32_t i = 0; i < 4; i++) {
@@ -411,8 +413,8 @@ OH_FN oh_unit oh_multimem_add_relaxed_sys_bf16x2(oh_u64 group, oh_u64 offset) {
     return v;
 }
 OH_FN void oh_multimem_st_relaxed_sys_unit(oh_u64 group, oh_u64 offset, oh_unit v) {
-    const oh_multicast_slabs *m = OH_AT(const oh_multicast_slabs, group);
-    for (uint32_t r = 0; r < m->count; r++) oh_st_relaxed_sys_unit(m->slabs[r] + offset, v);
+    const oh_multicast_buffers *m = OH_AT(const oh_multicast_buffers, group);
+    for (uint32_t r = 0; r < m->count; r++) oh_st_relaxed_sys_unit(m->buffers[r] + offset, v);
 }
 /* One place has one address here, or mappings of one file that caches keep alike. */
 OH_FN void oh_fence_proxy_alias(void) {

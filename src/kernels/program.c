@@ -1,10 +1,10 @@
 /* See program.h.
  *
  * The program is kernels.c itself, whose lists of instances are replaced by the one line that is
- * wanted, so what runs is what the build's compilers make of the same sources. An expression goes in
- * front: it becomes a function, and OH_EPILOGUE calls it where a body rounds its sum. Its result is made
- * canonical like any sum: -x of a NaN would be the sentinel, for which a peer would wait for ever. Elements
- * that pad the last unit are left alone: arrays end with the message. */
+ * wanted, so what runs is what the build's compilers make of the same sources. An expression goes
+ * in front: it becomes a function, and OH_EPILOGUE calls it where a body rounds its sum. Its result
+ * is made canonical like any sum: -x of a NaN would be the sentinel, for which a peer would wait
+ * for ever. Elements that pad the last unit are left alone: arrays end with the message. */
 #include "kernels/program.h"
 
 #include <ctype.h>
@@ -46,7 +46,7 @@ static onehop_result check_name(const char *name, const char *const *known, size
                 : ONEHOP_OK;
 }
 
-static onehop_result check_names(const onehop_op_config *op) {
+static onehop_result check_names(const onehop_expression_config *op) {
     const char *known[2 * ONEHOP_OP_NAMES];
     size_t count = 0;
     onehop_result result = ONEHOP_OK;
@@ -74,8 +74,8 @@ static onehop_result refuse(const char *text, const char *at, const char *why) {
     return oh_error(ONEHOP_ERR_ARGUMENT, "expression(%d): %s", line, why);
 }
 
-/* What would let the text be more, or less, than one expression: all that ends it, begins a comment, a
- * directive, a literal or a block, also spelt otherwise. */
+/* What would let the text be more, or less, than one expression: all that ends it, begins a
+ * comment, a directive, a literal or a block, also spelt otherwise. */
 static onehop_result check_text(const char *text) {
     static const char *const pairs[] = {"//", "/*", "*/", "%:", "<%", "%>", "<:", ":>", "??"};
     char open[64];
@@ -100,7 +100,7 @@ static onehop_result check_text(const char *text) {
     return depth ? refuse(text, text + strlen(text), "a bracket is not closed") : ONEHOP_OK;
 }
 
-onehop_result oh_expression_check(const onehop_op_config *op) {
+onehop_result oh_expression_check(const onehop_expression_config *op) {
     if (!op->expression) return oh_error(ONEHOP_ERR_NULL, "onehop_op_config: expression is NULL");
     if (!onehop_dtype_bytes(op->dtype))
         return oh_error(ONEHOP_ERR_DTYPE,
@@ -120,8 +120,8 @@ onehop_result oh_expression_check(const onehop_op_config *op) {
 
 static const char *const type_names[] = {"0", "OH_F32", "OH_F16", "OH_BF16"};
 
-/* An array of the caller's: any element type, read as fp32. Never by the read-only path, since the kernel
- * before this one may have written it. */
+/* An array of the caller's: any element type, read as fp32. Never by the read-only path, since the
+ * kernel before this one may have written it. */
 static const char array_text[] =
     "template <oh_u32 type> struct oh_array {\n"
     "    oh_u64 at;\n"
@@ -142,7 +142,7 @@ static const char kernel_text[] =
     "        statement; \\\n"
     "    }\n";
 
-static void write_expression(FILE *to, const onehop_op_config *op) {
+static void write_expression(FILE *to, const onehop_expression_config *op) {
     fputs("#define OH_EPILOGUE(a, x, i) oh_epilogue(a, x, i)\n"
           "#include \"kernels/epilogue.h\"\n",
           to);
@@ -160,7 +160,7 @@ static void write_expression(FILE *to, const onehop_op_config *op) {
             op->expression);
 }
 
-static void write_call(FILE *to, const onehop_op_config *op) {
+static void write_call(FILE *to, const onehop_expression_config *op) {
     fputs("static __device__ __forceinline__ float oh_epilogue(const oh_args *a, float x, oh_u64 "
           "i) {\n"
           "    const oh_epilogue_args *e = (const oh_epilogue_args *)a;\n"
@@ -182,7 +182,7 @@ static void write_call(FILE *to, const onehop_op_config *op) {
 }
 
 /* NULL: no memory. */
-static char *write_text(const char *kernels, const onehop_op_config *op) {
+static char *write_text(const char *kernels, const onehop_expression_config *op) {
     char *text = NULL;
     size_t size;
     FILE *to = open_memstream(&text, &size);
@@ -209,7 +209,8 @@ static bool ends_in_def(const char *name) {
     return length > 4 && !strcmp(name + length - 4, ".def");
 }
 
-onehop_result oh_program_make(int kernel, const onehop_op_config *op, oh_program *program_out) {
+onehop_result oh_program_make(int kernel, const onehop_expression_config *op,
+                              oh_program *program_out) {
     const char *kernels = "";
     memset(program_out, 0, sizeof *program_out);
     for (const char *name = oh_sources_image; *name;) {

@@ -1,11 +1,12 @@
-/* 2shot_pull, and how it goes over the workspace (captured addresses: pull_direct.h): reduce-scatter by reading, and the results stored into all ranks'
- * pull buffers.
+/* 2shot_pull, and how it goes over the workspace (captured addresses: pull_direct.h):
+ * reduce-scatter by reading, and the results stored into all ranks' pull buffers.
  *
  * A chunk is cut into W balanced shards, shard d reduced by rank d. Sub-index j of every shard
  * belongs to the same (block, thread) on every rank. Steps of a block, per chunk:
  *   stage    its sub-indices of every other rank's shard, from the input into the own pull buffer
  *   meet     enter: the same block of every peer has staged (pull.h)
- *   reduce   its sub-indices of the own shard: own value from the input, the others' from their pull buffers; the sum
+ *   reduce   its sub-indices of the own shard: own value from the input, the others' from their
+ *            pull buffers; the sum
  *            goes to the output and, at the same place, into every peer's pull buffer
  *   meet     exit: the same block of every peer has stored its sums
  *   collect  its sub-indices of the other ranks' shards, from the own pull buffer to the output
@@ -13,7 +14,8 @@
  * is needed.
  *
  *   bytes per rank             S (W-1)/W received, as much sent, and twice as much copied locally
- *   hops on the critical path  3: signal, load and answer, results with the second signal behind them
+ *   hops on the critical path  3: signal, load and answer, results with the second signal behind
+ *                              them
  *   signals                    2 per (block, peer, chunk)
  *
  * Why a sum may go where inputs were staged: position (d, j) of any pull buffer is read before the
@@ -30,7 +32,7 @@
  * In place: position by position, a thread loads the input before it stores the output, and nobody
  * else touches either.
  *
- * All ranks are heard at the meetings, so empty shards do no harm. The caller guarantees what
+ * All ranks are heard at the barriers, so empty shards do no harm. The caller guarantees what
  * 1shot_pull wants. */
 #ifndef OH_PULL_2SHOT_H
 #define OH_PULL_2SHOT_H
@@ -72,13 +74,13 @@ OH_FN void oh_2shot_copy_rest(const oh_args *a, const oh_portion *p, oh_u32 from
 OH_FN void oh_2shot_copy(const oh_args *a, const oh_portion *p, oh_u32 collects, oh_u32 dtype,
                          oh_u32 world) {
     const oh_u64 from = collects ? p->here : p->m.in, to = collects ? p->m.out : p->here;
-    const oh_u32 most = world && p->m.whole ? oh_shard_most(p->shards) : 0, four = world < 2 ? 1
-                                                                                   : world < 5
-                                                                                       ? world - 1
-                                                                                       : 4;
+    const oh_u32 max = world && p->m.whole ? oh_shard_max(p->shards) : 0, four = world < 2 ? 1
+                                                                                 : world < 5
+                                                                                     ? world - 1
+                                                                                     : 4;
     oh_u32 j, k, i;
     OH_NO_UNROLL
-    for (j = p->first; j < most; j += p->stride) {
+    for (j = p->first; j < max; j += p->stride) {
         OH_NO_UNROLL
         for (k = 1; k < world; k += four) {
             oh_unit v[4];
@@ -100,7 +102,8 @@ OH_FN void oh_2shot_copy(const oh_args *a, const oh_portion *p, oh_u32 collects,
     oh_2shot_copy_rest(a, p, world ? p->m.whole : 0, collects, dtype);
 }
 
-/* This thread's sub-indices of the own shard. `place` is the chunk's offset in every slab. */
+/* This thread's sub-indices of the own shard. `place` is the chunk's offset in every symmetric
+ * buffer. */
 OH_FN void oh_2shot_reduce(const oh_args *a, const oh_portion *p, oh_u64 place, oh_u32 dtype,
                            oh_u32 world) {
     const oh_u32 end = oh_shard_end(p->shards, a->rank, p->m.units),
@@ -120,28 +123,28 @@ OH_FN void oh_2shot_reduce(const oh_args *a, const oh_portion *p, oh_u64 place, 
 
 /* The kernel. `world` 0: the generic instance. The last block carries the signature. */
 OH_FN void oh_pull_2shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
-    const oh_u64 epoch_word = oh_epoch_word(a, g.block);
+    const oh_u64 sequence_word = oh_sequence_word(a, g.block);
     oh_u64 place;
     oh_portion p;
     oh_u32 chunk;
     oh_signature_words words = {0, 0};
-    oh_row_view row;
+    oh_registration_view registration;
     oh_call_state c;
     if (g.block >= g.blocks - 1) words = oh_signature_begin(a, g);
-    row = oh_row_view_of(a, g, 2, world);
-    oh_prefetch(epoch_word);
+    registration = oh_registration_view_of(a, g, 2, world);
+    oh_prefetch(sequence_word);
     oh_pdl_wait();
     if (g.block == g.blocks - 1) {
-        oh_row_signature(a, g, epoch_word, words, &row, 2);
+        oh_registration_signature(a, g, sequence_word, words, &registration, 2);
         return;
     }
-    c = oh_call_begin(epoch_word);
-    if (oh_row_is_direct(&row, 2)) {
-        oh_pull_direct(a, g, c, &row, 2, dtype, world);
+    c = oh_call_begin(sequence_word);
+    if (oh_registration_is_direct(&registration, 2)) {
+        oh_pull_direct(a, g, c, &registration, 2, dtype, world);
         return;
     }
-    c.dead |= oh_row_refused(a, &row, 2);
-    place = a->planes.pull + (c.phase ? a->planes.pull_bytes : 0);
+    c.dead |= oh_registration_refused(a, &registration, 2);
+    place = a->regions.pull + (c.parity ? a->regions.pull_bytes : 0);
     p.shards = oh_shards_of(a->units, world ? world : a->world);
     p.here = oh_own_address(a, place);
     p.first = g.block * g.threads + g.thread;
@@ -150,11 +153,11 @@ OH_FN void oh_pull_2shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
     for (chunk = 0; chunk < a->chunks; chunk++) {
         p.m = oh_message_of(a, dtype, chunk);
         if (!c.dead) oh_2shot_copy(a, &p, 0, dtype, world);
-        c.dead = oh_meet(a, g, OH_SIGNAL_ENTER, c.epoch, chunk + 1, c.dead);
+        c.dead = oh_barrier(a, g, OH_SIGNAL_ENTER, c.sequence, chunk + 1, c.dead);
         if (a->early_trigger) oh_pdl_trigger();
         if (c.dead) break;
         oh_2shot_reduce(a, &p, place, dtype, world);
-        c.dead = oh_meet(a, g, OH_SIGNAL_EXIT, c.epoch, chunk + 1, 0);
+        c.dead = oh_barrier(a, g, OH_SIGNAL_EXIT, c.sequence, chunk + 1, 0);
         if (c.dead) break;
         oh_2shot_copy(a, &p, 1, dtype, world);
     }

@@ -1,29 +1,34 @@
-/* 1shot_pull and 2shot_pull over the graph source: zero copy. A captured call has a row (planes.h)
- * with every rank's input and output address; blocks read the peers' inputs where they lie.
+/* 1shot_pull and 2shot_pull over the graph source: zero copy. A captured call has a registration
+ * (regions.h) with every rank's input and output address; blocks read the peers' inputs where they
+ * lie.
  *
  * Steps of a block:
- *   load     the row's {tag, mode}, its identity and the peers' addresses, before the wait for the previous
- *            grid: the host wrote them before this graph was launched; then the epoch word
+ *   load     the registration's {tag, mode}, its identity and the peers' addresses, before the wait
+ *            for the previous
+ *            grid: the host wrote them before this graph was launched; then the sequence word
  *   enter    tell the same block of each peer that this rank's kernel has begun; hear it from each
  *   reduce   1shot: units of the whole message, the sums to the own output
  *            2shot: units of the own shard, the sums to the own and to every peer's output
  *   exit     the same again: this block has done with the peers' memory; and no rank has given up
  *
- * Identity. The addresses in a row are those of one captured call. If ranks replay graphs crosswise, or
- * one makes another call in this epoch, they are of the wrong memory, perhaps shorter than this message. So
- * an enter word holds the number that the ranks gave to this captured call, a block goes on only if every
- * peer's word is {identity, epoch} to the bit, and no other kind of call writes such a word. The signature
- * holds the identity and the mode too: where a block waits for ever, the signature block finds the mismatch,
- * names the culprit and ends all waits. Nothing of the peers' has been read or stored by then.
+ * Identity. The addresses in a registration are those of one captured call. If ranks replay graphs
+ * crosswise, or one makes another call in this sequence number, they are of the wrong memory,
+ * perhaps shorter than this message. So an enter word holds the number that the ranks gave to this
+ * captured call, a block goes on only if every peer's word is {identity, sequence number} to the
+ * bit, and no other kind of call writes such a word. The signature holds the identity and the mode
+ * too: where a block waits for ever, the signature block finds the mismatch, names the culprit and
+ * ends all waits. Nothing of the peers' has been read or stored by then.
  *
  *   bytes per rank             1shot: (W-1) S received; 2shot: S (W-1)/W received and as much sent
- *   hops on the critical path  1shot: 4 (a signal, a load and its answer, a signal); 2shot: 5, since
+ *   hops on the critical path  1shot: 4 (a signal, a load and its answer, a signal); 2shot: 5,
+ *                              since
  *                              the exit waits for the sums to have arrived
  *
  * Enter: what the peers read was written by earlier kernels of this rank, and what they write is
  * read by none of them any more: both are settled when pdl_wait returns. So a relaxed store does,
- * sent by a thread as soon as it knows the epoch, without a barrier. Any block's signal would speak
- * for its whole rank; one per block lets all be read at the place that only this block polls.
+ * sent by a thread as soon as it knows the sequence number, without a barrier. Any block's signal
+ * would speak for its whole rank; one per block lets all be read at the place that only this block
+ * polls.
  *
  * Exit: the next kernel of this rank may overwrite its input, or read its output. 1shot: relaxed;
  * the barrier before it comes after all threads' sums, so after their loads have returned. 2shot: a
@@ -32,27 +37,27 @@
  * stands between it and all who will: no acquire.
  *
  * One barrier in a call. Every thread looks at the peers' words for itself: warps that poll the
- * same lines cost less than a barrier behind one that polls (0.1 us a call). The words stay while they
- * do: a peer writes enter again in its next call, which it begins after this block's exit, sent behind
- * the barrier; and exit again after this block's enter of the next call. For the same reason the block
- * may trigger and write its epoch words without another barrier: what one thread has seen has come
- * for all.
+ * same lines cost less than a barrier behind one that polls (0.1 us a call). The words stay while
+ * they do: a peer writes enter again in its next call, which it begins after this block's exit,
+ * sent behind the barrier; and exit again after this block's enter of the next call. For the same
+ * reason the block may trigger and write its sequence words without another barrier: what one
+ * thread has seen has come for all.
  *
  * A rank that gives up (deadline, abort) takes its memory back while a peer still reads it, and the
- * peer may have its exit already. So the last look at the exit words looks at given_up too (guard.h), in
- * the same breath: it costs no time. One thread of a block does, after the block's barrier, hence after
- * all its loads.
- * In 2shot it also covers sums that another rank made of such memory: that rank released its exit after
- * reading, the reading came after the memory had changed, and given_up was there before that. The two
- * loads of one look are not ordered; between what they would have to swap lie a kernel's end, a
- * program's store and a load of a peer. On the host 2shot also looks before each unit that it stores to the peers; on a GPU
- * that would cost more than all else here, and stores go on until the kernel ends.
+ * peer may have its exit already. So the last look at the exit words looks at given_up too
+ * (guard.h), in the same breath: it costs no time. One thread of a block does, after the block's
+ * barrier, hence after all its loads. In 2shot it also covers sums that another rank made of such
+ * memory: that rank released its exit after reading, the reading came after the memory had changed,
+ * and given_up was there before that. The two loads of one look are not ordered; between what they
+ * would have to swap lie a kernel's end, a program's store and a load of a peer. On the host 2shot
+ * also looks before each unit that it stores to the peers; on a GPU that would cost more than all
+ * else here, and stores go on until the kernel ends.
  *
- * Threads may differ in `dead`: the mark in the epoch word may come between their loads of it, and
- * one may give up an enter that another has just seen. 1shot does not ask: an exit promises only
- * that the block will not read any more, which is as true of a thread that gave up; the own rank
- * fails by its record. In 2shot an exit promises sums, so one thread that is dead keeps it back from
- * all peers.
+ * Threads may differ in `dead`: the mark in the sequence word may come between their loads of it,
+ * and one may give up an enter that another has just seen. 1shot does not ask: an exit promises
+ * only that the block will not read any more, which is as true of a thread that gave up; the own
+ * rank fails by its record. In 2shot an exit promises sums, so one thread that is dead keeps it
+ * back from all peers.
  *
  * In place: a position of a shard is read, on any rank, only by the shard's owner, whose thread has
  * the terms in registers when it stores the sum. 1shot would overwrite what a peer still reads: the
@@ -65,89 +70,100 @@
 
 #include "kernels/pull.h"
 
-/* ---- the row ----------------------------------------------------------------------------------- */
-/* Where the k-th next rank's memory is; [0]: the own. The host wrote the row before this graph was
- * launched. */
+/* ---- the registration ------------------------------------------------------------------------ */
+/* Where the k-th next rank's memory is; [0]: the own. The host wrote the registration before this
+ * graph was launched. */
 typedef struct oh_reach {
     oh_u64 in[OH_MAX_RANKS], out[OH_MAX_RANKS];
 } oh_reach;
 
 /* What a thread can know before the wait for the previous grid, since no kernel writes it. */
-typedef struct oh_row_view {
-    oh_u64 head;   /* {tag, mode}; 0: there is no row */
-    oh_u64 direct; /* the head of this call's row if the call may go by its addresses */
+typedef struct oh_registration_view {
+    oh_u64 head;   /* {tag, mode}; 0: there is no registration */
+    oh_u64 direct; /* the head of this call's registration if the call may go by its addresses */
     oh_u64 identity;
     oh_reach to;
     oh_u64 tell,
         hear; /* enter words of this block: on the first peer that this thread tells, and here */
-} oh_row_view;
+} oh_registration_view;
 
 OH_FN oh_u64 oh_tell_address(const oh_args *a, oh_grid g, oh_u32 k) {
     return oh_signal_address(a, g.block, OH_SIGNAL_ENTER, a->rank, oh_next_rank(a, k));
 }
 
-OH_FN oh_row_view oh_row_view_of(const oh_args *a, oh_grid g, oh_u32 shots, oh_u32 world) {
-    oh_row_view row;
+OH_FN oh_registration_view oh_registration_view_of(const oh_args *a, oh_grid g, oh_u32 shots,
+                                                   oh_u32 world) {
+    oh_registration_view registration;
     oh_u32 k;
-    row.head = row.tell = row.identity = 0;
-    row.hear = oh_signal_address(a, g.block, OH_SIGNAL_ENTER, 0, a->rank);
-    row.direct = ~0ull;
-    row.to.in[0] = a->in;
-    row.to.out[0] = a->out;
+    registration.head = registration.tell = registration.identity = 0;
+    registration.hear = oh_signal_address(a, g.block, OH_SIGNAL_ENTER, 0, a->rank);
+    registration.direct = ~0ull;
+    registration.to.in[0] = a->in;
+    registration.to.out[0] = a->out;
     OH_UNROLL
-    for (k = 1; k < (world ? world : 2); k++) row.to.in[k] = row.to.out[k] = 0;
-    if (!a->row) return row;
-    row.head = oh_ld_host_u64(a->row);
-    row.identity = oh_ld_host_u64(OH_MEMBER(a->row, oh_row, identity));
+    for (k = 1; k < (world ? world : 2); k++) registration.to.in[k] = registration.to.out[k] = 0;
+    if (!a->registration) return registration;
+    registration.head = oh_ld_host_u64(a->registration);
+    registration.identity = oh_ld_host_u64(OH_MEMBER(a->registration, oh_registration, identity));
     OH_UNROLL
     for (k = 1; k < (world ? world : 2); k++) {
         const oh_u32 r = oh_next_rank(a, k);
-        row.to.in[k] = oh_ld_host_u64(OH_MEMBER(a->row, oh_row, in[r]));
-        if (shots == 2) row.to.out[k] = oh_ld_host_u64(OH_MEMBER(a->row, oh_row, out[r]));
+        registration.to.in[k] = oh_ld_host_u64(OH_MEMBER(a->registration, oh_registration, in[r]));
+        if (shots == 2)
+            registration.to.out[k] =
+                oh_ld_host_u64(OH_MEMBER(a->registration, oh_registration, out[r]));
     }
     if (((a->in | a->out) & (OH_UNIT_BYTES - 1)) == 0)
-        row.direct = (oh_u64)OH_ROW_DIRECT << 32 | a->tag;
-    if (g.thread + 1 < a->world) row.tell = oh_tell_address(a, g, g.thread + 1);
-    return row;
+        registration.direct = (oh_u64)OH_REGISTRATION_DIRECT << 32 | a->tag;
+    if (g.thread + 1 < a->world) registration.tell = oh_tell_address(a, g, g.thread + 1);
+    return registration;
 }
 
-/* Is it this call's row, filled for it, and does the call go by its addresses? One that would have a
- * thread store to nowhere, or access unaligned memory, is not. */
-OH_FN oh_u32 oh_row_is_direct(const oh_row_view *row, oh_u32 shots) {
-    return row->head == row->direct && (shots == 1 || row->to.out[1] != 0);
+/* Is it this call's registration, filled for it, and does the call go by its addresses? One that
+ * would have a thread store to nowhere, or access unaligned memory, is not. */
+OH_FN oh_u32 oh_registration_is_direct(const oh_registration_view *registration, oh_u32 shots) {
+    return registration->head == registration->direct &&
+           (shots == 1 || registration->to.out[1] != 0);
 }
 
-/* There should be a row, and it is not filled for this call: the call is dead. The signature block says
- * so. All threads of all blocks see the same row. */
-OH_FN oh_u32 oh_row_refused(const oh_args *a, const oh_row_view *row, oh_u32 shots) {
-    const oh_u64 staged = (oh_u64)OH_ROW_STAGED << 32 | a->tag;
-    return a->row && row->head != staged && !oh_row_is_direct(row, shots);
+/* There should be a registration, and it is not filled for this call: the call is dead. The
+ * signature block says so. All threads of all blocks see the same registration. */
+OH_FN oh_u32 oh_registration_refused(const oh_args *a, const oh_registration_view *registration,
+                                     oh_u32 shots) {
+    const oh_u64 staged = (oh_u64)OH_REGISTRATION_STAGED << 32 | a->tag;
+    return a->registration && registration->head != staged &&
+           !oh_registration_is_direct(registration, shots);
 }
 
-/* What the signature block of a call with or without a row does. A rank with a wrong row fails before it
- * has said anything, so all ranks name that and no mismatch. */
-OH_FN void oh_row_signature(const oh_args *a, oh_grid g, oh_u64 epoch_word,
-                            oh_signature_words words, const oh_row_view *row, oh_u32 shots) {
-    const oh_u32 refused = oh_row_refused(a, row, shots);
+/* What the signature block of a call with or without a registration does. A rank with a wrong
+ * registration fails before it has said anything, so all ranks name that and no mismatch. */
+OH_FN void oh_registration_signature(const oh_args *a, oh_grid g, oh_u64 sequence_word,
+                                     oh_signature_words words,
+                                     const oh_registration_view *registration, oh_u32 shots) {
+    const oh_u32 refused = oh_registration_refused(a, registration, shots);
     if (OH_UNLIKELY(refused) && g.thread == 0) {
-        const oh_call_state c = oh_call_begin(epoch_word);
+        const oh_call_state c = oh_call_begin(sequence_word);
         if (!c.dead)
-            oh_fail(a, OH_FAIL_ROW, (oh_i32)a->rank, OH_SITE_ENTRY, c.epoch, a->tag,
-                    (oh_u32)row->head);
+            oh_fail(a, OH_FAIL_REGISTRATION, (oh_i32)a->rank, OH_SITE_ENTRY, c.sequence, a->tag,
+                    (oh_u32)registration->head);
     }
-    oh_signature_block(a, g, epoch_word, words,
-                       a->row ? oh_hash_with_row(a, row->head, row->identity) : a->hash, refused);
+    oh_signature_block(
+        a, g, sequence_word, words,
+        a->registration ? oh_hash_with_registration(a, registration->head, registration->identity)
+                        : a->hash,
+        refused);
 }
 
-/* ---- meetings ---------------------------------------------------------------------------------- */
-/* The word of a meeting: this call's identity and epoch at its beginning; at its end, where the peers
- * are known, a step. */
-OH_FN oh_u64 oh_direct_word(const oh_row_view *row, oh_u32 which, oh_u32 epoch) {
-    return (which == OH_SIGNAL_ENTER ? row->identity << 32 : (oh_u64)1 << 32) | epoch;
+/* ---- barriers -------------------------------------------------------------------------------- */
+/* The word of a barrier: this call's identity and sequence number at its beginning; at its end,
+ * where the peers are known, a step. */
+OH_FN oh_u64 oh_direct_word(const oh_registration_view *registration, oh_u32 which,
+                            oh_u32 sequence) {
+    return (which == OH_SIGNAL_ENTER ? registration->identity << 32 : (oh_u64)1 << 32) | sequence;
 }
 
-/* Tells the same block of each peer, thread t the (t+1)-th next rank; `released`: with all stores of
- * the block, after a barrier. */
+/* Tells the same block of each peer, thread t the (t+1)-th next rank; `released`: with all stores
+ * of the block, after a barrier. */
 OH_FN void oh_tell_peers(const oh_args *a, oh_grid g, oh_u64 first, oh_u32 which, oh_u32 released,
                          oh_u64 word) {
     oh_u32 k;
@@ -195,8 +211,8 @@ OH_SLOW_FN oh_u32 oh_hear_slowly(const oh_args *a, oh_u64 words, oh_u32 site, oh
     return 1;
 }
 
-/* Waits, each thread for itself, until the same block of every peer has told, and at the exit until it is
- * known that none has given up. 0: the communicator died. */
+/* Waits, each thread for itself, until the same block of every peer has told, and at the exit until
+ * it is known that none has given up. 0: the communicator died. */
 OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u64 words, oh_u32 which, oh_u64 word,
                            oh_u32 world) {
     const oh_u32 site = which == OH_SIGNAL_ENTER ? OH_SITE_PULL_ENTER : OH_SITE_PULL_EXIT;
@@ -220,17 +236,17 @@ OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u64 words, oh_u32 whi
     return alive;
 }
 
-/* ---- data -------------------------------------------------------------------------------------- */
+/* ---- data ------------------------------------------------------------------------------------ */
 /* Units of every rank that a thread has in flight at once: 32 registers of data. */
-#define OH_DIRECT_MOST         4
+#define OH_DIRECT_MAX          4
 #define OH_DIRECT_UNITS(world) ((world) == 2 ? 2u : (world) <= 4 ? 2u : 1u)
 
-/* Sums `units` units at `at`, at + step, ...; of a batch that is not `full` those before `end`. 0: a
- * rank has given up, and what is left was not stored. */
+/* Sums `units` units at `at`, at + step, ...; of a batch that is not `full` those before `end`. 0:
+ * a rank has given up, and what is left was not stored. */
 OH_FN oh_u32 oh_direct_batch(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step,
                              oh_u64 end, oh_u32 units, oh_u32 full, oh_u32 outs, oh_u32 dtype,
                              oh_u32 world) {
-    oh_unit v[OH_DIRECT_MOST][OH_MAX_RANKS];
+    oh_unit v[OH_DIRECT_MAX][OH_MAX_RANKS];
     oh_u32 j, k;
     OH_UNROLL
     for (j = 0; j < units; j++) {
@@ -264,14 +280,16 @@ OH_FN void oh_direct_store(oh_u64 p, oh_u64 left, oh_unit v, oh_u32 dtype) {
         oh_st_unit(p, v);
 }
 
-/* One unit, of which `left` bytes are there; any number of ranks, in rank order. 0: as oh_direct_batch. */
+/* One unit, of which `left` bytes are there; any number of ranks, in rank order. 0: as
+ * oh_direct_batch. */
 OH_FN oh_u32 oh_direct_unit(const oh_args *a, oh_u64 at, oh_u64 left, oh_u32 outs, oh_u32 dtype) {
     oh_sum sum = oh_sum_of(oh_unit_armed(), dtype);
     oh_unit v;
     oh_u32 r;
     OH_NO_UNROLL
     for (r = 0; r < a->world; r++) {
-        const oh_u64 in = r == a->rank ? a->in : oh_ld_u64(OH_MEMBER(a->row, oh_row, in[r]));
+        const oh_u64 in =
+            r == a->rank ? a->in : oh_ld_u64(OH_MEMBER(a->registration, oh_registration, in[r]));
         v = oh_direct_load(in + at, left, dtype);
         sum = r ? oh_sum_add(sum, v, dtype) : oh_sum_of(v, dtype);
     }
@@ -280,7 +298,8 @@ OH_FN oh_u32 oh_direct_unit(const oh_args *a, oh_u64 at, oh_u64 left, oh_u32 out
     OH_NO_UNROLL
     for (r = 0; r < a->world && outs; r++)
         if (r != a->rank)
-            oh_direct_store(oh_ld_u64(OH_MEMBER(a->row, oh_row, out[r])) + at, left, v, dtype);
+            oh_direct_store(oh_ld_u64(OH_MEMBER(a->registration, oh_registration, out[r])) + at,
+                            left, v, dtype);
     oh_direct_store(a->out + at, left, v, dtype);
     return 1;
 }
@@ -291,8 +310,8 @@ OH_SLOW_FN oh_u32 oh_direct_end(const oh_args *a, oh_u64 at, oh_u64 left, oh_u32
     return oh_direct_unit(a, at, left, outs, dtype);
 }
 
-/* This thread's units of the bytes to `end`: at, at + step, ... A message of one unit a thread has a way
- * of its own: a small call lasts as long as its instructions take. 0: as oh_direct_batch. */
+/* This thread's units of the bytes to `end`: at, at + step, ... A message of one unit a thread has
+ * a way of its own: a small call lasts as long as its instructions take. 0: as oh_direct_batch. */
 OH_FN oh_u32 oh_direct_reduce(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step,
                               oh_u64 end, oh_u32 outs, oh_u32 dtype, oh_u32 world) {
     const oh_u64 whole = end & ~(oh_u64)(OH_UNIT_BYTES - 1);
@@ -324,7 +343,7 @@ OH_FN oh_u32 oh_direct_reduce(const oh_args *a, const oh_reach *to, oh_u64 at, o
     return 1;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 typedef struct oh_span {
     oh_u64 begin, end; /* bytes of the message */
 } oh_span;
@@ -340,31 +359,32 @@ OH_FN oh_span oh_direct_shard(const oh_args *a, oh_u64 bytes, oh_u32 world) {
 }
 
 /* All of a call but the signature. Ends the block. `shots` 1 or 2. */
-OH_FN void oh_pull_direct(const oh_args *a, oh_grid g, oh_call_state c, const oh_row_view *row,
-                          oh_u32 shots, oh_u32 dtype, oh_u32 world) {
+OH_FN void oh_pull_direct(const oh_args *a, oh_grid g, oh_call_state c,
+                          const oh_registration_view *registration, oh_u32 shots, oh_u32 dtype,
+                          oh_u32 world) {
     const oh_u64 bytes = a->count * OH_ELEMENT_BYTES(dtype);
     const oh_u64 step = (oh_u64)((g.blocks - 1) * g.threads) * OH_UNIT_BYTES;
-    const oh_u64 enter = oh_direct_word(row, OH_SIGNAL_ENTER, c.epoch),
-                 exit = oh_direct_word(row, OH_SIGNAL_EXIT, c.epoch);
+    const oh_u64 enter = oh_direct_word(registration, OH_SIGNAL_ENTER, c.sequence),
+                 exit = oh_direct_word(registration, OH_SIGNAL_EXIT, c.sequence);
     oh_span part;
     part.begin = 0;
     part.end = bytes;
-    if (!c.dead) oh_tell_peers(a, g, row->tell, OH_SIGNAL_ENTER, 0, enter);
+    if (!c.dead) oh_tell_peers(a, g, registration->tell, OH_SIGNAL_ENTER, 0, enter);
     if (a->early_trigger) oh_pdl_trigger();
     if (shots == 2) part = oh_direct_shard(a, bytes, world);
     part.begin += (oh_u64)(g.block * g.threads + g.thread) * OH_UNIT_BYTES;
-    if (!c.dead) c.dead = !oh_hear_peers(a, g, row->hear, OH_SIGNAL_ENTER, enter, world);
-    if (!c.dead &&
-        !oh_direct_reduce(a, &row->to, part.begin, step, part.end, shots == 2, dtype, world)) {
-        oh_fail_with_peer(a, OH_SITE_PULL_EXIT, c.epoch);
+    if (!c.dead) c.dead = !oh_hear_peers(a, g, registration->hear, OH_SIGNAL_ENTER, enter, world);
+    if (!c.dead && !oh_direct_reduce(a, &registration->to, part.begin, step, part.end, shots == 2,
+                                     dtype, world)) {
+        oh_fail_with_peer(a, OH_SITE_PULL_EXIT, c.sequence);
         c.dead = 1;
     }
     if (shots == 2)
-        c.dead = oh_group_any(c.dead);
+        c.dead = oh_block_any(c.dead);
     else
-        oh_group_sync();
-    if (!c.dead) oh_tell_peers(a, g, row->tell, OH_SIGNAL_EXIT, shots == 2, exit);
-    if (!c.dead) c.dead = !oh_hear_peers(a, g, row->hear, OH_SIGNAL_EXIT, exit, world);
+        oh_block_sync();
+    if (!c.dead) oh_tell_peers(a, g, registration->tell, OH_SIGNAL_EXIT, shots == 2, exit);
+    if (!c.dead) c.dead = !oh_hear_peers(a, g, registration->hear, OH_SIGNAL_EXIT, exit, world);
     oh_call_leave(a, g, c);
 }
 

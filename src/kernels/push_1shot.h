@@ -1,22 +1,22 @@
 /* 1shot_push: every rank stores its data into its own landing slot on every peer; readiness is in
  * the data.
  *
- * Steps, per thread and unit: load own unit; store it to slot (phase, me) of each peer, starting at
- * the next rank; poll slot (phase, s) of the own slab for each source s; sum in rank order, own
- * value from registers; write the output; re-arm the words just read.
+ * Steps, per thread and unit: load own unit; store it to slot (parity, me) of each peer, starting
+ * at the next rank; poll slot (parity, s) of the own symmetric buffer for each source s; sum in
+ * rank order, own value from registers; write the output; re-arm the words just read.
  *
  *   bytes sent per rank      (W-1) S
  *   hops on the critical path  1
  *   signals, barriers          none; one signature word per peer in a block of its own (call.h)
  *
- * Why no barrier is needed, and two phases suffice: I write a peer's phase p at epoch e+2 only
- * because I finished e+1, for which I needed that peer's data of e+1, and it sent that only after
- * its call e had read and re-armed phase p: the end of its kernel e ordered the re-arming before
- * its stores of e+1. Epochs wrap from 2^32-1 to 2, keeping parity.
+ * Why no barrier is needed, and two parities suffice: I write a peer's parity p at sequence number
+ * e+2 only because I finished e+1, for which I needed that peer's data of e+1, and it sent that
+ * only after its call e had read and re-armed parity p: the end of its kernel e ordered the
+ * re-arming before its stores of e+1. Sequence numbers wrap from 2^32-1 to 2, keeping parity.
  *
  * A message longer than a slot goes in chunks that take turns in the two halves (sub-slots) of this
- * call's slot; the phase flips once per call, never per chunk. Unit i of every chunk belongs to the
- * same thread on every rank, and a thread pushes chunk c only after it has read chunk c-1 from
+ * call's slot; the parity flips once per call, never per chunk. Unit i of every chunk belongs to
+ * the same thread on every rank, and a thread pushes chunk c only after it has read chunk c-1 from
  * every peer. Chunk c+1 of a peer thus tells that it has read and re-armed chunk c-1, whose
  * sub-slot c+1 uses. No kernel boundary orders the two here, so one acq_rel fence per chunk stands
  * between a thread's re-arming and its next push; it pairs with the same fence of the peer's
@@ -34,7 +34,7 @@
 #include "kernels/call.h"
 #include "kernels/unit.h"
 
-/* Stores a unit to this rank's slot on every peer; `there` is the offset from phase 0's slot. */
+/* Stores a unit to this rank's slot on every peer; `there` is the offset from parity 0's slot. */
 OH_FN void oh_push_unit(const oh_args *a, oh_u64 there, oh_unit v, oh_u32 dtype, oh_u32 world) {
     const oh_unit clean = oh_sanitise(v, dtype);
     oh_u32 k;
@@ -79,14 +79,14 @@ OH_FN void oh_rearm(const oh_args *a, oh_u64 at, oh_u32 world) {
 }
 
 /* Waits until a unit of one source has arrived. 0: the communicator died. */
-OH_FN oh_i32 oh_poll_unit(const oh_args *a, oh_u64 p, oh_u32 what, oh_u32 epoch) {
+OH_FN oh_i32 oh_poll_unit(const oh_args *a, oh_u64 p, oh_u32 what, oh_u32 sequence) {
     oh_u64 state = 0;
     oh_u32 n = 0;
     OH_NO_UNROLL
     while (!oh_unit_arrived(oh_ld_relaxed_sys_unit(p))) {
         if (++n < OH_POLLS) continue;
         n = 0;
-        state = oh_wait_slow(a, state, what, epoch, 0, OH_SENTINEL);
+        state = oh_wait_slow(a, state, what, sequence, 0, OH_SENTINEL);
         if (!state) return 0;
     }
     return 1;
@@ -113,7 +113,7 @@ OH_FN oh_sum oh_add_and_rearm(const oh_args *a, oh_u64 at, oh_unit own, oh_u32 d
  * would not fit in registers beside a wait. The own value is loaded last: the output has not
  * overwritten it yet. 0: the communicator died. */
 OH_FN oh_i32 oh_finish_unit(const oh_args *a, const oh_message *m, oh_u32 unit, oh_u64 at,
-                            oh_u32 epoch, oh_i32 looks_at_host, oh_u32 dtype, oh_u32 world) {
+                            oh_u32 sequence, oh_i32 looks_at_host, oh_u32 dtype, oh_u32 world) {
     oh_unit v[OH_MAX_RANKS], own;
     oh_sum sum;
     oh_u32 j;
@@ -121,7 +121,7 @@ OH_FN oh_i32 oh_finish_unit(const oh_args *a, const oh_message *m, oh_u32 unit, 
     for (j = 0; j + 1 < a->world; j++)
         if (!oh_poll_unit(a, a->peers[j].from + at,
                           OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, oh_other_rank(a, j), looks_at_host),
-                          epoch))
+                          sequence))
             return 0;
     own = oh_load_unit(m, unit, dtype);
     if (world) {
@@ -141,9 +141,9 @@ typedef struct oh_push_state {
     oh_u32 chunk, unit, pushed;
 } oh_push_state;
 
-/* The place of a chunk, from a slot's begin in phase 0. */
-OH_FN oh_u64 oh_push_place(const oh_args *a, oh_u32 phase, oh_u32 chunk) {
-    return (phase ? a->phase_bytes : 0) + (chunk & 1 ? a->chunk_bytes : 0);
+/* The place of a chunk, from a slot's begin in parity 0. */
+OH_FN oh_u64 oh_push_place(const oh_args *a, oh_u32 parity, oh_u32 chunk) {
+    return (parity ? a->parity_bytes : 0) + (chunk & 1 ? a->chunk_bytes : 0);
 }
 
 /* What is left of a call for one thread; any alignment, any wait. Nonzero: the communicator is
@@ -154,7 +154,7 @@ OH_FN oh_u32 oh_push_rest(const oh_args *a, oh_grid g, oh_call_state c, oh_push_
     OH_NO_UNROLL
     for (; s.chunk < a->chunks; s.chunk++) {
         const oh_message m = oh_message_of(a, dtype, s.chunk);
-        const oh_u64 place = oh_push_place(a, c.phase, s.chunk);
+        const oh_u64 place = oh_push_place(a, c.parity, s.chunk);
         oh_u32 u;
         if (OH_PUSH_WHOLE_CHUNK)
             for (u = s.unit; u < m.units; u += stride)
@@ -167,7 +167,7 @@ OH_FN oh_u32 oh_push_rest(const oh_args *a, oh_grid g, oh_call_state c, oh_push_
                 s.pushed--;
             else if (!OH_PUSH_WHOLE_CHUNK)
                 oh_push_unit(a, at, oh_load_unit(&m, u, dtype), dtype, ranks);
-            if (!oh_finish_unit(a, &m, u, at, c.epoch, g.thread == 0, dtype, world)) return 1;
+            if (!oh_finish_unit(a, &m, u, at, c.sequence, g.thread == 0, dtype, world)) return 1;
         }
         s.unit = g.block * g.threads + g.thread;
         s.pushed = 0;
@@ -192,7 +192,7 @@ OH_FN oh_push_state oh_push_fast(const oh_args *a, oh_grid g, oh_call_state c, o
                                  oh_unit own, oh_u32 dtype, oh_u32 world) {
     const oh_u32 stride = (g.blocks - 1) * g.threads;
     oh_u32 whole = a->whole;
-    oh_u64 in = a->in, out = a->out, place = oh_push_place(a, c.phase, 0);
+    oh_u64 in = a->in, out = a->out, place = oh_push_place(a, c.parity, 0);
     for (;;) {
         oh_unit next = own, later = own;
         if (s.unit < whole) {
@@ -232,7 +232,7 @@ OH_FN oh_push_state oh_push_fast(const oh_args *a, oh_grid g, oh_call_state c, o
         s.unit = g.block * g.threads + g.thread;
         in += a->chunk_bytes;
         out += a->chunk_bytes;
-        place = oh_push_place(a, c.phase, s.chunk);
+        place = oh_push_place(a, c.parity, s.chunk);
         whole = oh_push_whole(a, dtype, s.chunk);
         oh_fence_acq_rel_sys();
         if (s.unit < whole) own = oh_ld_unit(in + (oh_u64)s.unit * OH_UNIT_BYTES);
@@ -240,25 +240,26 @@ OH_FN oh_push_state oh_push_fast(const oh_args *a, oh_grid g, oh_call_state c, o
 }
 
 /* The kernel. `world` 0: the generic instance. The last block carries the signature. The first unit
- * is loaded together with the epoch. */
+ * is loaded together with the sequence number. */
 OH_FN void oh_push_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_u32 fast = !OH_PUSH_WHOLE_CHUNK && world && a->whole,
                  i = g.block * g.threads + g.thread;
-    const oh_u64 in = a->in + (oh_u64)i * OH_UNIT_BYTES, epoch_word = oh_epoch_word(a, g.block);
+    const oh_u64 in = a->in + (oh_u64)i * OH_UNIT_BYTES,
+                 sequence_word = oh_sequence_word(a, g.block);
     oh_signature_words words = {0, 0};
     oh_unit own = oh_unit_armed();
     oh_push_state s = {0, i, 0};
     oh_call_state c;
     if (g.block >= g.blocks - 1) words = oh_signature_begin(a, g);
     if (i < a->whole) oh_prefetch(in);
-    oh_prefetch(epoch_word);
+    oh_prefetch(sequence_word);
     oh_pdl_wait();
     if (g.block == g.blocks - 1) {
-        oh_signature_block(a, g, epoch_word, words, a->hash, 0);
+        oh_signature_block(a, g, sequence_word, words, a->hash, 0);
         return;
     }
     if (fast && i < a->whole) own = oh_ld_unit(in);
-    c = oh_call_begin(epoch_word);
+    c = oh_call_begin(sequence_word);
     if (fast && !c.dead) s = oh_push_fast(a, g, c, s, own, dtype, world);
     if (OH_UNLIKELY(!c.dead && (s.unit < a->units || s.chunk + 1 < a->chunks)))
         c.dead = oh_push_rest(a, g, c, s, dtype, world);

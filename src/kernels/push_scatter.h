@@ -1,23 +1,23 @@
 /* scatter_push: reduce-scatter by stores; readiness is in the data.
  *
- * The input has one shard of `count` elements for each rank. Steps, per thread and unit i of a shard: load unit i
- * of every peer's shard; store each to slot (phase, me) of the peer that it is for; poll slot (phase, s)
- * of the own slab for each source s; sum in rank order with unit i of the own shard at its place, round
- * once; write the output; re-arm the words just read.
+ * The input has one shard of `count` elements for each rank. Steps, per thread and unit i of a
+ * shard: load unit i of every peer's shard; store each to slot (parity, me) of the peer that it is
+ * for; poll slot (parity, s) of the own symmetric buffer for each source s; sum in rank order with
+ * unit i of the own shard at its place, round once; write the output; re-arm the words just read.
  *
  *   bytes sent per rank        (W-1) shards
  *   hops on the critical path  1
  *   signals, barriers          none; one signature word per peer in a block of its own (call.h)
  *
- * It is 1shot_push but for what goes to whom: the same slots, units, sub-slots, fence and credit, so all that
- * push_1shot.h says of reuse and wrap holds here, and the numbers are the same. Every rank hears
- * from every other in every unit.
+ * It is 1shot_push but for what goes to whom: the same slots, units, sub-slots, fence and credit,
+ * so all that push_1shot.h says of reuse and wrap holds here, and the numbers are the same. Every
+ * rank hears from every other in every unit.
  *
- * In place: the output is the own shard of the input. Unit i of it is read by the thread that stores the
- * sum there, before; all other shards are read only.
+ * In place: the output is the own shard of the input. Unit i of it is read by the thread that
+ * stores the sum there, before; all other shards are read only.
  *
- * What the caller guarantees: as 1shot_push. `a->whole` counts units that lie whole and aligned in all
- * shards. */
+ * What the caller guarantees: as 1shot_push. `a->whole` counts units that lie whole and aligned in
+ * all shards. */
 #ifndef OH_PUSH_SCATTER_H
 #define OH_PUSH_SCATTER_H
 
@@ -55,7 +55,7 @@ OH_FN oh_u32 oh_scatter_rest(const oh_args *a, oh_grid g, oh_call_state c, oh_pu
     OH_NO_UNROLL
     for (; s.chunk < a->chunks; s.chunk++) {
         const oh_message own = oh_shard_message(a, dtype, s.chunk, a->rank);
-        const oh_u64 place = oh_push_place(a, c.phase, s.chunk);
+        const oh_u64 place = oh_push_place(a, c.parity, s.chunk);
         oh_u32 u;
         OH_NO_UNROLL
         for (u = s.unit + s.pushed * stride; OH_PUSH_WHOLE_CHUNK && u < own.units; u += stride)
@@ -67,7 +67,7 @@ OH_FN oh_u32 oh_scatter_rest(const oh_args *a, oh_grid g, oh_call_state c, oh_pu
                 s.pushed--;
             else if (!OH_PUSH_WHOLE_CHUNK)
                 oh_scatter_unit(a, s.chunk, u, at, dtype, ranks);
-            if (!oh_finish_unit(a, &own, u, at, c.epoch, g.thread == 0, dtype, world)) return 1;
+            if (!oh_finish_unit(a, &own, u, at, c.sequence, g.thread == 0, dtype, world)) return 1;
         }
         s.unit = g.block * g.threads + g.thread;
         s.pushed = 0;
@@ -100,16 +100,16 @@ OH_FN void oh_scatter_prefetch(oh_u64 in, oh_u64 shard, oh_u32 unit, oh_u32 worl
     for (r = 0; r < world; r++) oh_prefetch(in + shard * r + (oh_u64)unit * OH_UNIT_BYTES);
 }
 
-/* The fast path: whole units that arrive within OH_POLLS looks. As in 1shot_push a thread pushes its
- * next unit before it polls this one, so that the link is busy while it waits, and never across
- * chunks; the one after it is on its way from memory meanwhile. `first` holds unit s.unit of the first
- * chunk. Returns where it stopped. */
+/* The fast path: whole units that arrive within OH_POLLS looks. As in 1shot_push a thread pushes
+ * its next unit before it polls this one, so that the link is busy while it waits, and never across
+ * chunks; the one after it is on its way from memory meanwhile. `first` holds unit s.unit of the
+ * first chunk. Returns where it stopped. */
 OH_FN oh_push_state oh_scatter_fast(const oh_args *a, oh_grid g, oh_call_state c, oh_push_state s,
                                     const oh_unit *first, oh_u32 dtype, oh_u32 world) {
     const oh_u32 stride = (g.blocks - 1) * g.threads;
     const oh_u64 shard = oh_part_bytes(a, dtype);
     oh_u32 whole = a->whole;
-    oh_u64 in = a->in, out = a->out, place = oh_push_place(a, c.phase, 0);
+    oh_u64 in = a->in, out = a->out, place = oh_push_place(a, c.parity, 0);
     if (s.unit < whole) {
         oh_scatter_store(a, place + (oh_u64)s.unit * OH_UNIT_BYTES, first, dtype, world);
         s.pushed = 1;
@@ -144,7 +144,7 @@ OH_FN oh_push_state oh_scatter_fast(const oh_args *a, oh_grid g, oh_call_state c
         s.unit = g.block * g.threads + g.thread;
         in += a->chunk_bytes;
         out += a->chunk_bytes;
-        place = oh_push_place(a, c.phase, s.chunk);
+        place = oh_push_place(a, c.parity, s.chunk);
         whole = oh_push_whole(a, dtype, s.chunk);
         oh_fence_acq_rel_sys();
         if (s.unit < whole) {
@@ -157,7 +157,7 @@ OH_FN oh_push_state oh_scatter_fast(const oh_args *a, oh_grid g, oh_call_state c
 }
 
 /* The kernel. `world` 0: the generic instance, which has no fast path. The last block carries the
- * signature. The first units are loaded together with the epoch. */
+ * signature. The first units are loaded together with the sequence number. */
 OH_FN void oh_push_scatter(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_u32 fast = !OH_PUSH_WHOLE_CHUNK && world && a->whole,
                  i = g.block * g.threads + g.thread;
@@ -171,7 +171,7 @@ OH_FN void oh_push_scatter(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 wor
     if (i < a->whole) oh_prefetch(a->in + shard * oh_next_rank(a, 1) + (oh_u64)i * OH_UNIT_BYTES);
     if (oh_call_enter(a, g)) return;
     if (fast && i < a->whole) oh_scatter_load(a, a->in, shard, i, first, world);
-    c = oh_call_begin(oh_epoch_word(a, g.block));
+    c = oh_call_begin(oh_sequence_word(a, g.block));
     if (fast && !c.dead) s = oh_scatter_fast(a, g, c, s, first, dtype, world);
     if (OH_UNLIKELY(!c.dead && (s.unit < a->units || s.chunk + 1 < a->chunks)))
         c.dead = oh_scatter_rest(a, g, c, s, dtype, world);

@@ -1,25 +1,31 @@
-/* tp_qknorm: RMSNorm of rows of q and k whose elements are spread over the ranks; only their sums of squares travel.
+/* tp_qknorm: RMSNorm of rows of q and k whose elements are spread over the ranks; only their sums
+ * of squares travel.
  *
- *   y = x * 1/sqrt(sum over all ranks of x^2 / D + eps) * w      in fp32, each step rounded, rounded once
+ *   y = x * 1/sqrt(sum over all ranks of x^2 / D + eps) * w      in fp32, each step rounded,
+ *                                                                rounded once
  *
- * Token i of a chunk belongs to block i mod (G - 1) on every rank and to 8 bytes of each slot: the sums of squares of
- * its q and its k, two words that are never the sentinel, since a NaN sum is canonical and no other looks like it. A
- * rank's sums come from norm.h's tree and are added in rank order: the same bits on all ranks.
+ * Token i of a chunk belongs to block i mod (G - 1) on every rank and to 8 bytes of each slot: the
+ * sums of squares of its q and its k, two words that are never the sentinel, since a NaN sum is
+ * canonical and no other looks like it. A rank's sums come from norm.h's tree and are added in rank
+ * order: the same bits on all ranks.
  *
- * A block takes up to 8 tokens at once: load, sums of squares, barrier, send, hear, barrier, scale, store. On a GPU
- * whole rows stay in registers meanwhile, and half a warp serves a token: each of its threads adds the warps' sums,
- * sends to one peer and hears one, all add what they heard, and one each works out the factor of q and that of k.
+ * A block takes up to 8 tokens at once: load, sums of squares, barrier, send, hear, barrier, scale,
+ * store. On a GPU whole rows stay in registers meanwhile, and half a warp serves a token: each of
+ * its threads adds the warps' sums, sends to one peer and hears one, all add what they heard, and
+ * one each works out the factor of q and that of k.
  *
  *   bytes sent per rank        8 (W-1) for a token
  *   hops on the critical path  1, and two barriers of a block for each batch
  *
- * Batches may differ between ranks, since they depend on alignment. A block hears a batch after it has sent it and all
- * before, so what it waits for a peer's block sends having heard earlier tokens only: no circle.
+ * Batches may differ between ranks, since they depend on alignment. A block hears a batch after it
+ * has sent it and all before, so what it waits for a peer's block sends having heard earlier tokens
+ * only: no circle.
  *
- * Reuse between calls is that of push_1shot.h. Between chunks, which take turns in two sub-slots, a block sends of
- * chunk c+1 after it has heard all of its tokens of chunk c, and any of these the peer's block sent after it had heard
- * and re-armed all of chunk c-1. On either side the thread that re-armed or heard may not be the one that sends; a
- * barrier lies between. So after a chunk each thread has a fence before that barrier, and one after it. */
+ * Reuse between calls is that of push_1shot.h. Between chunks, which take turns in two sub-slots, a
+ * block sends of chunk c+1 after it has heard all of its tokens of chunk c, and any of these the
+ * peer's block sent after it had heard and re-armed all of chunk c-1. On either side the thread
+ * that re-armed or heard may not be the one that sends; a barrier lies between. So after a chunk
+ * each thread has a fence before that barrier, and one after it. */
 #ifndef OH_QKNORM_H
 #define OH_QKNORM_H
 
@@ -29,9 +35,9 @@
 #define OH_QKNORM_TOKENS 8u
 #define OH_QKNORM_KEPT   8u
 
-/* How a body is cut for its rows, all constants: most tokens of a batch, units of a lane, whether a lane keeps them and
- * the weight's in registers. Kept rows are loaded and stored 16 bytes at once; others are loaded twice, from a cache
- * the second time. */
+/* How a body is cut for its rows, all constants: most tokens of a batch, units of a lane, whether a
+ * lane keeps them and the weight's in registers. Kept rows are loaded and stored 16 bytes at once;
+ * others are loaded twice, from a cache the second time. */
 typedef struct oh_qk_shape {
     oh_u32 tokens, units, kept, dtype;
 } oh_qk_shape;
@@ -76,8 +82,8 @@ OH_FN void oh_qk_store(const oh_qknorm_args *n, oh_u64 at, oh_u32 u, oh_unit v, 
         oh_st_unit(at, v);
 }
 
-/* The lanes' units of all tokens, if they are kept; `at`: where those of the first one lie, or 0 to work it
- * out. All loads are in flight together. With `x` 0 they are brought into the L2 only. */
+/* The lanes' units of all tokens, if they are kept; `at`: where those of the first one lie, or 0 to
+ * work it out. All loads are in flight together. With `x` 0 they are brought into the L2 only. */
 OH_FN void oh_qk_load_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, const oh_u64 *at,
                             oh_unit *x, oh_qk_shape s) {
     oh_u32 i, j;
@@ -130,15 +136,16 @@ OH_FN oh_u32 oh_qk_arrived(oh_u64 word) {
     return (oh_u32)word != OH_SENTINEL && (oh_u32)(word >> 32) != OH_SENTINEL;
 }
 
-/* What is left of a wait after OH_POLLS looks, out of the way of a kernel that has no register to spare: for that
- * it works out here, too, which rank its k-th peer is. All ones: the communicator died. */
-OH_SLOW_FN oh_u64 oh_qk_hear_slowly(const oh_args *a, oh_u64 p, oh_u32 k, oh_u32 epoch,
+/* What is left of a wait after OH_POLLS looks, out of the way of a kernel that has no register to
+ * spare: for that it works out here, too, which rank its k-th peer is. All ones: the communicator
+ * died. */
+OH_SLOW_FN oh_u64 oh_qk_hear_slowly(const oh_args *a, oh_u64 p, oh_u32 k, oh_u32 sequence,
                                     oh_i32 looks_at_host) {
     const oh_u32 what = OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, oh_other_rank(a, k), looks_at_host);
     oh_u64 state = 0;
     oh_u32 n;
     for (;;) {
-        state = oh_wait_slow(a, state, what, epoch, 0, OH_SENTINEL);
+        state = oh_wait_slow(a, state, what, sequence, 0, OH_SENTINEL);
         if (!state) return ~0ull;
         OH_NO_UNROLL
         for (n = 0; n < OH_POLLS; n++) {
@@ -148,19 +155,23 @@ OH_SLOW_FN oh_u64 oh_qk_hear_slowly(const oh_args *a, oh_u64 p, oh_u32 k, oh_u32
     }
 }
 
-/* Waits for the k-th peer's sums of a token and re-arms their place. All ones: the communicator died. The first look
- * stands before the loop: within it, the call takes half a microsecond longer (docs/tuning-log.md). */
-OH_FN oh_u64 oh_qk_hear(const oh_args *a, oh_u64 p, oh_u32 k, oh_u32 epoch, oh_i32 looks_at_host) {
+/* Waits for the k-th peer's sums of a token and re-arms their place. All ones: the communicator
+ * died. The first look stands before the loop: within it, the call takes half a microsecond longer
+ * (docs/notes/tuning-log.md). */
+OH_FN oh_u64 oh_qk_hear(const oh_args *a, oh_u64 p, oh_u32 k, oh_u32 sequence,
+                        oh_i32 looks_at_host) {
     oh_u64 word = oh_ld_relaxed_sys_u64(p);
     oh_u32 n = 0;
     OH_NO_UNROLL
     while (!oh_qk_arrived(word) && ++n < OH_POLLS) word = oh_ld_relaxed_sys_u64(p);
-    if (OH_UNLIKELY(!oh_qk_arrived(word))) word = oh_qk_hear_slowly(a, p, k, epoch, looks_at_host);
+    if (OH_UNLIKELY(!oh_qk_arrived(word)))
+        word = oh_qk_hear_slowly(a, p, k, sequence, looks_at_host);
     if (word != ~0ull) oh_st_relaxed_sys_u64(p, ~0ull);
     return word;
 }
 
-/* Sends the sums of the tokens, the first of which has its place at `place`; `own` are those that the thread serves. */
+/* Sends the sums of the tokens, the first of which has its place at `place`; `own` are those that
+ * the thread serves. */
 OH_FN void oh_qk_send(const oh_args *a, oh_grid g, oh_call_state c, oh_qk_batch b, oh_u64 place,
                       const oh_sums *sums, oh_u64 *own) {
     oh_u32 j, k;
@@ -188,7 +199,7 @@ OH_FN oh_u32 oh_qk_factors(const oh_qknorm_args *n, oh_grid g, oh_call_state c, 
         OH_EACH_SERVER(k, g, a->world - 1) {
             oh_u64 word = ~0ull;
             if (j < b.count && !c.dead) {
-                word = oh_qk_hear(a, a->peers[k].from + place + 8ull * (j * b.step), k, c.epoch,
+                word = oh_qk_hear(a, a->peers[k].from + place + 8ull * (j * b.step), k, c.sequence,
                                   g.thread == 0);
                 if (word == ~0ull) c.dead = 1;
             }
@@ -255,8 +266,9 @@ OH_FN void oh_qk_store_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, 
     }
 }
 
-/* Tokens base, base + step, ... of a chunk of `tokens`, at most as many as are taken at once. Without a division. */
-OH_FN oh_qk_batch oh_qk_batch_of(oh_u32 chunk, oh_u32 tokens, oh_u32 base, oh_u32 step, oh_u32 most,
+/* Tokens base, base + step, ... of a chunk of `tokens`, at most as many as are taken at once.
+ * Without a division. */
+OH_FN oh_qk_batch oh_qk_batch_of(oh_u32 chunk, oh_u32 tokens, oh_u32 base, oh_u32 step, oh_u32 max,
                                  oh_qk_shape s) {
     oh_qk_batch b = {0, 0, 0};
     oh_u32 j;
@@ -264,26 +276,25 @@ OH_FN oh_qk_batch oh_qk_batch_of(oh_u32 chunk, oh_u32 tokens, oh_u32 base, oh_u3
     b.step = step;
     OH_UNROLL
     for (j = 0; j < OH_QKNORM_TOKENS; j++)
-        if (j < s.tokens) b.count += j < most && base + j * step < tokens;
+        if (j < s.tokens) b.count += j < max && base + j * step < tokens;
     return b;
 }
 
-/* All of a block's tokens. The first rows, of which the lane's first unit lies at `unit`, are loaded together with the
- * epoch; the weights, once the first sums are on their way. A GPU's block has 64 threads at least, which serve 4
- * tokens. */
+/* All of a block's tokens. The first rows, of which the lane's first unit lies at `unit`, are
+ * loaded together with the sequence number; the weights, once the first sums are on their way. A
+ * GPU's block has 64 threads at least, which serve 4 tokens. */
 OH_FN oh_call_state oh_qk_run(const oh_qknorm_args *n, oh_grid g, oh_u64 unit, oh_sums *sums,
                               float (*factors)[OH_QKNORM_TOKENS], oh_qk_shape s) {
     const oh_args *a = &n->call;
     const oh_u32 step = g.blocks - 1;
-    const oh_u32 most =
-        s.tokens <= 4 || s.tokens < OH_ROWS_SERVED(g) ? s.tokens : OH_ROWS_SERVED(g);
+    const oh_u32 max = s.tokens <= 4 || s.tokens < OH_ROWS_SERVED(g) ? s.tokens : OH_ROWS_SERVED(g);
     oh_unit x[OH_QKNORM_KEPT];
     oh_sum w[OH_NORM_UNITS];
     oh_u64 own[OH_QKNORM_TOKENS], at[OH_NORM_UNITS];
     oh_u32 chunk, base, i;
-    oh_call_state c = oh_call_begin(oh_epoch_word(a, g.block));
+    oh_call_state c = oh_call_begin(oh_sequence_word(a, g.block));
     oh_qk_batch b = oh_qk_batch_of(0, n->chunk_tokens < n->tokens ? n->chunk_tokens : n->tokens,
-                                   g.block, step, most, s);
+                                   g.block, step, max, s);
     OH_UNROLL
     for (i = 0; i < s.units; i++) at[i] = i ? oh_qk_first_at(n, b, g.thread + i * n->lanes) : unit;
     oh_qk_load_batch(n, g, b, at, x, s);
@@ -292,29 +303,29 @@ OH_FN oh_call_state oh_qk_run(const oh_qknorm_args *n, oh_grid g, oh_u64 unit, o
     for (chunk = 0; chunk < a->chunks; chunk++) {
         const oh_u32 first = chunk * n->chunk_tokens, left = n->tokens - first;
         const oh_u32 tokens = left < n->chunk_tokens ? left : n->chunk_tokens;
-        const oh_u64 place = oh_push_place(a, c.phase, chunk);
+        const oh_u64 place = oh_push_place(a, c.parity, chunk);
         if (chunk) oh_fence_acq_rel_sys();
         OH_NO_UNROLL
-        for (base = g.block; base < tokens; base += most * step) {
-            const oh_u32 is_first = base == g.block, next = base + most * step;
+        for (base = g.block; base < tokens; base += max * step) {
+            const oh_u32 is_first = base == g.block, next = base + max * step;
             const oh_u32 triggers = chunk + 1 == a->chunks && next >= tokens && !a->early_trigger;
             if (chunk || !is_first) {
-                b = oh_qk_batch_of(first, tokens, base, step, most, s);
+                b = oh_qk_batch_of(first, tokens, base, step, max, s);
                 OH_UNROLL
                 for (i = 0; i < s.units; i++) at[i] = oh_qk_first_at(n, b, g.thread + i * n->lanes);
                 oh_qk_load_batch(n, g, b, at, x, s);
             }
             oh_qk_squares(n, g, b, x, sums, s);
-            oh_group_sync();
+            oh_block_sync();
             if (chunk && is_first) oh_fence_acq_rel_sys();
             oh_qk_send(a, g, c, b, place + 8ull * base, sums, own);
             if (a->early_trigger) oh_pdl_trigger();
             if (!chunk && is_first) oh_qk_load_weights(n, g, w, s);
             if (next < tokens)
-                oh_qk_load_batch(n, g, oh_qk_batch_of(first, tokens, next, step, most, s), 0, 0, s);
+                oh_qk_load_batch(n, g, oh_qk_batch_of(first, tokens, next, step, max, s), 0, 0, s);
             c.dead = oh_qk_factors(n, g, c, b, place + 8ull * base, own, factors,
                                    triggers && s.tokens <= OH_SERVED_TOGETHER);
-            oh_group_sync();
+            oh_block_sync();
             if (triggers && s.tokens > OH_SERVED_TOGETHER) oh_pdl_trigger();
             oh_qk_store_batch(n, g, b, at, x, w, factors, s);
         }

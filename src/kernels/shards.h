@@ -1,9 +1,9 @@
 /* How the two-shot algorithms of GPUs cut a message: shard d is reduced by rank d.
  *
- * Shards are cut from the length of a whole chunk, also in a shorter last one, where some end early or
- * are empty: so a place in a shard belongs to the same thread in every chunk, and no shard grows from
- * chunk to chunk. Of n grains each rank has n / W, the first n mod W one more: with at least W units
- * no shard of a whole chunk is empty. */
+ * Shards are cut from the length of a whole chunk, also in a shorter last one, where some end early
+ * or are empty: so a place in a shard belongs to the same thread in every chunk, and no shard grows
+ * from chunk to chunk. Of n grains each rank has n / W, the first n mod W one more: with at least W
+ * units no shard of a whole chunk is empty. */
 #ifndef OH_SHARDS_H
 #define OH_SHARDS_H
 
@@ -42,7 +42,7 @@ OH_FN oh_u32 oh_shard_end(oh_shards s, oh_u32 rank, oh_u32 limit) {
 }
 
 /* Units of the longest shard. */
-OH_FN oh_u32 oh_shard_most(oh_shards s) {
+OH_FN oh_u32 oh_shard_max(oh_shards s) {
     return (s.each + (s.more != 0)) * s.grain;
 }
 

@@ -8,8 +8,8 @@
 
 #include "kernels/args.h"
 
-/* One chunk of a message, in units. Chunks are below 4 GiB, so that bytes are counted in 32 bits.
- * */
+/* One chunk of a message, in units. Chunks are below 4 GiB, so that bytes are counted in 32
+ * bits. */
 typedef struct oh_message {
     oh_u64 first;   /* byte of the message with which the chunk begins */
     oh_u64 in, out; /* addresses of the chunk */
@@ -92,8 +92,8 @@ OH_FN oh_unit oh_sanitise(oh_unit v, oh_u32 dtype) {
     return v;
 }
 
-/* Bits are compared, never floats: flush-to-zero would turn a subnormal into a sentinel of zeros.
- * */
+/* Bits are compared, never floats: flush-to-zero would turn a subnormal into a sentinel of
+ * zeros. */
 OH_FN oh_i32 oh_unit_arrived(oh_unit v) {
     return v.w[0] != OH_SENTINEL && v.w[1] != OH_SENTINEL && v.w[2] != OH_SENTINEL &&
            v.w[3] != OH_SENTINEL;
@@ -122,7 +122,7 @@ OH_FN oh_unit oh_unit_here(oh_unit v) {
     return v;
 }
 
-/* ---- sums: fp32, in the order the caller adds, one rounding at the end ------------------------------------- */
+/* ---- sums: fp32, in the order the caller adds, one rounding at the end ----------------------- */
 typedef struct oh_sum {
     float f[8];
 } oh_sum;

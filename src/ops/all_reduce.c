@@ -27,7 +27,7 @@ static onehop_result check_memory(const oh_request *q) {
         return oh_error(ONEHOP_ERR_ALIGNMENT,
                         "all_reduce: %s at %p is not aligned to its %zu-byte element",
                         in % size ? "in" : "out", in % size ? q->in : q->out, size);
-    if (q->count > OH_MOST_BYTES / size)
+    if (q->count > OH_MAX_BYTES / size)
         return oh_error(ONEHOP_ERR_TOO_LARGE,
                         "all_reduce: %zu elements of %zu bytes, expected at most 2^40 bytes",
                         q->count, size);
@@ -41,8 +41,8 @@ static onehop_result check_memory(const oh_request *q) {
 
 /* A call on no host stream runs to its end: made by the one thread that drives all ranks, it would
  * wait for ever. */
-onehop_result oh_op_begin(const char *operation, onehop_comm *comm, const onehop_t *ctx,
-                          onehop_stream_t stream, oh_stream_info *info_out) {
+onehop_result oh_op_begin(const char *operation, onehop_comm *comm, const onehop_context *ctx,
+                          onehop_stream stream, oh_stream_info *info_out) {
     if (!stream && ctx && !ctx->group && comm->dispatch.kind == ONEHOP_DEVICE_HOST)
         return oh_error(ONEHOP_ERR_STREAM,
                         "%s: stream is NULL, but the ranks of onehop_create_all are driven by one "
@@ -60,15 +60,18 @@ onehop_result oh_op_check_call(const onehop_call *call, onehop_call *known) {
     return result;
 }
 
-/* The row that the caller of a communicator names. */
+/* The registration that the caller of a communicator names. */
 static onehop_result check_row(const onehop_comm *comm, oh_request *q) {
-    q->row = q->call->row;
-    if (q->row < comm->stats.rows_total && comm->row_tags[q->row]) return ONEHOP_OK;
-    return oh_error(ONEHOP_ERR_ARGUMENT, "all_reduce: row %u of the call is not taken", q->row);
+    q->registration = q->call->registration;
+    if (q->registration < comm->stats.registrations_total &&
+        comm->registration_tags[q->registration])
+        return ONEHOP_OK;
+    return oh_error(ONEHOP_ERR_ARGUMENT, "all_reduce: registration %u of the call is not taken",
+                    q->registration);
 }
 
-/* An expression is applied by our own bodies alone: what a table gives to NCCL or to multicast goes by
- * 2shot_pull. */
+/* An expression is applied by our own bodies alone: what a table gives to NCCL or to multicast goes
+ * by 2shot_pull. */
 static onehop_result choose_own(const onehop_comm *comm, oh_question question, oh_plan *plan) {
     const onehop_call *named = question.call;
     onehop_call own = ONEHOP_CONFIG_INIT(onehop_call);
@@ -86,7 +89,7 @@ static onehop_result choose_own(const onehop_comm *comm, oh_question question, o
     return oh_dispatch_choose(&comm->dispatch, &question, plan);
 }
 
-onehop_result oh_op_run(onehop_comm *comm, onehop_t *ctx, oh_request *q) {
+onehop_result oh_op_run(onehop_comm *comm, onehop_context *ctx, oh_request *q) {
     oh_plan plan;
     oh_stream_info info = {0, false, 0};
     onehop_result result =
@@ -103,13 +106,14 @@ onehop_result oh_op_run(onehop_comm *comm, onehop_t *ctx, oh_request *q) {
     if (!result && named) result = check_row(comm, q);
     if (result) return result;
     result = oh_comm_launch(comm, q, &plan, &info);
-    if (result && noted && q->row != OH_NO_ROW) (void)onehop_comm_row_release(comm, q->row);
+    if (result && noted && q->registration != OH_NO_REGISTRATION)
+        (void)onehop_comm_registration_release(comm, q->registration);
     if (!result && noted) oh_capture_note(ctx, q, &plan);
     return result;
 }
 
 static oh_request plain(const void *in, void *out, size_t count, onehop_dtype dtype, onehop_op op,
-                        const onehop_call *call, onehop_stream_t stream) {
+                        const onehop_call *call, onehop_stream stream) {
     const oh_request q = {.in = in,
                           .out = out,
                           .count = count,
@@ -123,7 +127,7 @@ static oh_request plain(const void *in, void *out, size_t count, onehop_dtype dt
 
 onehop_result onehop_comm_all_reduce(onehop_comm *comm, const void *in, void *out, size_t count,
                                      onehop_dtype dtype, onehop_op op, const onehop_call *call,
-                                     onehop_stream_t stream) {
+                                     onehop_stream stream) {
     onehop_call known;
     if (!comm) return oh_error(ONEHOP_ERR_NULL, "onehop_comm_all_reduce: comm is NULL");
     onehop_result result = oh_op_check_type(ONEHOP_ALL_REDUCE, dtype, op);
@@ -134,7 +138,7 @@ onehop_result onehop_comm_all_reduce(onehop_comm *comm, const void *in, void *ou
     return result ? result : oh_op_run(comm, NULL, &q);
 }
 
-onehop_result oh_op_copy_alone(onehop_t *ctx, const oh_request *q) {
+onehop_result oh_op_copy_alone(onehop_context *ctx, const oh_request *q) {
     oh_plan plan;
     if (!oh_process_is(ctx->process)) return oh_process_refuse("context");
     const size_t bytes = oh_request_bytes(q);
@@ -150,7 +154,7 @@ onehop_result oh_op_copy_alone(onehop_t *ctx, const oh_request *q) {
     return ONEHOP_OK;
 }
 
-static onehop_result all_reduce(onehop_t *ctx, oh_request *q) {
+static onehop_result all_reduce(onehop_context *ctx, oh_request *q) {
     onehop_result result = oh_op_check_type(ONEHOP_ALL_REDUCE, q->dtype, q->op);
     if (result || q->count == 0) return result;
     result = check_memory(q);
@@ -158,16 +162,16 @@ static onehop_result all_reduce(onehop_t *ctx, oh_request *q) {
     return ctx->comm ? oh_op_run(ctx->comm, ctx, q) : oh_op_copy_alone(ctx, q);
 }
 
-onehop_result onehop_all_reduce(onehop_t *context, const void *in, void *out, size_t count,
-                                onehop_dtype dtype, onehop_op op, onehop_stream_t stream) {
+onehop_result onehop_all_reduce(onehop_context *context, const void *in, void *out, size_t count,
+                                onehop_dtype dtype, onehop_op op, onehop_stream stream) {
     oh_request q = plain(in, out, count, dtype, op, NULL, stream);
     if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_all_reduce: context is NULL");
     return all_reduce(context, &q);
 }
 
-onehop_result onehop_all_reduce_with(onehop_t *context, const void *in, void *out, size_t count,
-                                     onehop_dtype dtype, onehop_op op, const onehop_call *call,
-                                     onehop_stream_t stream) {
+onehop_result onehop_all_reduce_with(onehop_context *context, const void *in, void *out,
+                                     size_t count, onehop_dtype dtype, onehop_op op,
+                                     const onehop_call *call, onehop_stream stream) {
     onehop_call known;
     if (!context || !call)
         return oh_error(ONEHOP_ERR_NULL, "onehop_all_reduce_with: %s is NULL",
@@ -177,17 +181,18 @@ onehop_result onehop_all_reduce_with(onehop_t *context, const void *in, void *ou
     return result ? result : all_reduce(context, &q);
 }
 
-onehop_result onehop_all_reduce_op(onehop_t *context, const void *in, void *out, size_t count,
-                                   const onehop_op_t *op, const onehop_op_values *values,
-                                   const onehop_call *call, onehop_stream_t stream) {
-    static const char name[] = "onehop_all_reduce_op";
+onehop_result onehop_all_reduce_expression(onehop_context *context, const void *in, void *out,
+                                           size_t count, const onehop_expression *op,
+                                           const onehop_expression_values *values,
+                                           const onehop_call *call, onehop_stream stream) {
+    static const char name[] = "onehop_all_reduce_expression";
     onehop_call known;
-    onehop_op_values given;
+    onehop_expression_values given;
     if (!context || !op)
         return oh_error(ONEHOP_ERR_NULL, "%s: %s is NULL", name, context ? "op" : "context");
     onehop_result result = ONEHOP_OK;
     memset(&given, 0, sizeof given);
-    if (values) result = oh_config_copy(&given, sizeof given, values, "onehop_op_values");
+    if (values) result = oh_config_copy(&given, sizeof given, values, "onehop_expression_values");
     if (!result && call) result = oh_op_check_call(call, &known);
     if (!result) result = oh_custom_check(op, context, &given);
     if (result) return result;
@@ -199,7 +204,7 @@ onehop_result onehop_all_reduce_op(onehop_t *context, const void *in, void *out,
 }
 
 /* What a call would do, its arguments checked as far as there are any. */
-static onehop_result choose(const onehop_t *context, const oh_question *q, const char *name,
+static onehop_result choose(const onehop_context *context, const oh_question *q, const char *name,
                             onehop_choice *choice_out) {
     const size_t size = q->dtype ? onehop_dtype_bytes(q->dtype) : 1;
     const size_t parts = q->collective == ONEHOP_ALL_REDUCE ? 1 : (size_t)context->world;
@@ -210,7 +215,7 @@ static onehop_result choose(const onehop_t *context, const oh_question *q, const
     if (q->bytes == 0 || q->bytes % size)
         return oh_error(ONEHOP_ERR_ARGUMENT, "%s: %zu bytes, expected a positive multiple of %zu",
                         name, q->bytes, size);
-    if (q->bytes > OH_MOST_BYTES / parts)
+    if (q->bytes > OH_MAX_BYTES / parts)
         return oh_error(ONEHOP_ERR_TOO_LARGE, "%s: %zu bytes, expected at most 2^40%s", name,
                         q->bytes, parts > 1 ? " for all ranks" : "");
     onehop_result result = oh_dispatch_choose(&context->dispatch, q, &plan);
@@ -218,7 +223,7 @@ static onehop_result choose(const onehop_t *context, const oh_question *q, const
     return result;
 }
 
-onehop_result onehop_would_use(const onehop_t *context, size_t bytes, onehop_dtype dtype,
+onehop_result onehop_would_use(const onehop_context *context, size_t bytes, onehop_dtype dtype,
                                onehop_op op, onehop_mode mode, int in_place,
                                onehop_choice *choice_out) {
     if (!context || !choice_out)
@@ -231,7 +236,7 @@ onehop_result onehop_would_use(const onehop_t *context, size_t bytes, onehop_dty
     return choose(context, &question, "onehop_would_use", choice_out);
 }
 
-onehop_result onehop_would_use_for(const onehop_t *context, onehop_collective collective,
+onehop_result onehop_would_use_for(const onehop_context *context, onehop_collective collective,
                                    size_t bytes, onehop_dtype dtype, onehop_mode mode,
                                    onehop_choice *choice_out) {
     if (!context || !choice_out)

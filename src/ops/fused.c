@@ -50,15 +50,15 @@ bool oh_matrix_is_aligned(const oh_matrix *m, size_t bytes) {
     return m->at % bytes == 0 && (m->rows == 1 || m->stride % bytes == 0);
 }
 
-onehop_result oh_fused_begin(const char *operation, onehop_comm *comm, const onehop_t *ctx,
-                             onehop_stream_t stream, oh_stream_info *info_out) {
+onehop_result oh_fused_begin(const char *operation, onehop_comm *comm, const onehop_context *ctx,
+                             onehop_stream stream, oh_stream_info *info_out) {
     if (ctx && !oh_process_is(ctx->process)) return oh_process_refuse("context");
     if (!comm || comm->world == 1)
         return oh_error(ONEHOP_ERR_WORLD_SIZE, "%s: needs a group of 2 ranks at least", operation);
     return oh_op_begin(operation, comm, ctx, stream, info_out);
 }
 
-onehop_result oh_fused_run(onehop_comm *comm, onehop_t *ctx, const oh_fused_call *call,
+onehop_result oh_fused_run(onehop_comm *comm, onehop_context *ctx, const oh_fused_call *call,
                            const oh_stream_info *info) {
     const bool noted = ctx && ctx->capturing && info->capturing;
     const oh_plan plan = {call->choice, call->kernel, 0};
@@ -80,16 +80,16 @@ onehop_result oh_fused_copy_call(const char *operation, const onehop_call *call,
     memset(out, 0, sizeof *out);
     if (!call) return ONEHOP_OK;
     onehop_result result = oh_op_check_call(call, out);
-    if (!result && (out->source || out->row))
+    if (!result && (out->source || out->registration))
         result = oh_error(ONEHOP_ERR_ALGORITHM,
-                          "%s: source and row of the call must be 0, found "
+                          "%s: source and registration of the call must be 0, found "
                           "%d and %u",
-                          operation, (int)out->source, out->row);
+                          operation, (int)out->source, out->registration);
     return result;
 }
 
-uint32_t oh_fused_cut(size_t rows, size_t most, uint32_t grain, uint32_t *chunks_out) {
-    const size_t pieces = (rows + most - 1) / most;
+uint32_t oh_fused_cut(size_t rows, size_t max, uint32_t grain, uint32_t *chunks_out) {
+    const size_t pieces = (rows + max - 1) / max;
     const size_t piece = oh_round_up((rows + pieces - 1) / pieces, grain);
     *chunks_out = (uint32_t)((rows + piece - 1) / piece);
     return (uint32_t)piece;
@@ -98,11 +98,11 @@ uint32_t oh_fused_cut(size_t rows, size_t most, uint32_t grain, uint32_t *chunks
 onehop_result oh_fused_grid(const char *operation, const onehop_comm *comm, const onehop_call *call,
                             size_t rows, uint32_t lanes, onehop_choice *choice) {
     const bool host = comm->dispatch.kind == ONEHOP_DEVICE_HOST;
-    const uint32_t most = comm->dispatch.planes.max_blocks, usual = host ? HOST_BLOCKS : most;
-    const uint32_t widest = usual < most ? usual : most, threads = host ? 1 : lanes;
-    if (call->blocks && (call->blocks < 2 || call->blocks > most))
+    const uint32_t max = comm->dispatch.regions.max_blocks, usual = host ? HOST_BLOCKS : max;
+    const uint32_t widest = usual < max ? usual : max, threads = host ? 1 : lanes;
+    if (call->blocks && (call->blocks < 2 || call->blocks > max))
         return oh_error(ONEHOP_ERR_ALGORITHM, "%s: takes 2..%u blocks here, found %u", operation,
-                        most, call->blocks);
+                        max, call->blocks);
     if (call->threads && call->threads != threads)
         return oh_error(ONEHOP_ERR_ALGORITHM,
                         "%s: takes %u threads a block for such rows, found %u", operation, threads,

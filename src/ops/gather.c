@@ -1,5 +1,5 @@
-/* Reduce-scatter and all-gather. Ranks have parts: of reduce-scatter `out` is one, of all-gather `in`; the
- * other buffer holds all ranks' parts in rank order. */
+/* Reduce-scatter and all-gather. Ranks have parts: of reduce-scatter `out` is one, of all-gather
+ * `in`; the other buffer holds all ranks' parts in rank order. */
 #include "ops/ops.h"
 
 #include <string.h>
@@ -32,7 +32,7 @@ static onehop_result check_memory(const oh_request *q, int rank, int world) {
     onehop_result result = check_alignment(name, "in", q->in, size);
     if (!result) result = check_alignment(name, "out", q->out, size);
     if (result) return result;
-    if (q->count > OH_MOST_BYTES / size / (size_t)world)
+    if (q->count > OH_MAX_BYTES / size / (size_t)world)
         return oh_error(ONEHOP_ERR_TOO_LARGE,
                         "%s: %d parts of %zu x %zu bytes, expected at most 2^40 bytes", name, world,
                         q->count, size);
@@ -53,7 +53,7 @@ static onehop_result on_comm(onehop_comm *comm, oh_request *q) {
     return result ? result : oh_op_run(comm, NULL, q);
 }
 
-static onehop_result on_context(onehop_t *ctx, oh_request *q) {
+static onehop_result on_context(onehop_context *ctx, oh_request *q) {
     onehop_result result = check_memory(q, ctx->rank, ctx->world);
     if (result) return result;
     return ctx->comm ? oh_op_run(ctx->comm, ctx, q) : oh_op_copy_alone(ctx, q);
@@ -68,7 +68,7 @@ static onehop_result check_scatter(const oh_request *q, const onehop_call *call,
 
 onehop_result onehop_comm_reduce_scatter(onehop_comm *comm, const void *in, void *out, size_t count,
                                          onehop_dtype dtype, onehop_op op, const onehop_call *call,
-                                         onehop_stream_t stream) {
+                                         onehop_stream stream) {
     onehop_call known;
     oh_request q = {
         in,   out, count, dtype, op, call ? &known : NULL, stream, 0, ONEHOP_REDUCE_SCATTER,
@@ -79,7 +79,7 @@ onehop_result onehop_comm_reduce_scatter(onehop_comm *comm, const void *in, void
 }
 
 onehop_result onehop_comm_all_gather(onehop_comm *comm, const void *in, void *out, size_t bytes,
-                                     const onehop_call *call, onehop_stream_t stream) {
+                                     const onehop_call *call, onehop_stream stream) {
     onehop_call known;
     oh_request q = {
         in,   out, bytes, 0, ONEHOP_SUM, call ? &known : NULL, stream, 0, ONEHOP_ALL_GATHER,
@@ -89,9 +89,9 @@ onehop_result onehop_comm_all_gather(onehop_comm *comm, const void *in, void *ou
     return result || !bytes ? result : on_comm(comm, &q);
 }
 
-static onehop_result scatter(onehop_t *ctx, const void *in, void *out, size_t count,
+static onehop_result scatter(onehop_context *ctx, const void *in, void *out, size_t count,
                              onehop_dtype dtype, onehop_op op, const onehop_call *call,
-                             onehop_stream_t stream) {
+                             onehop_stream stream) {
     onehop_call known;
     oh_request q = {
         in,   out, count, dtype, op, call ? &known : NULL, stream, 0, ONEHOP_REDUCE_SCATTER,
@@ -100,8 +100,8 @@ static onehop_result scatter(onehop_t *ctx, const void *in, void *out, size_t co
     return result || !count ? result : on_context(ctx, &q);
 }
 
-static onehop_result gather(onehop_t *ctx, const void *in, void *out, size_t bytes,
-                            const onehop_call *call, onehop_stream_t stream) {
+static onehop_result gather(onehop_context *ctx, const void *in, void *out, size_t bytes,
+                            const onehop_call *call, onehop_stream stream) {
     onehop_call known;
     oh_request q = {
         in,   out, bytes, 0, ONEHOP_SUM, call ? &known : NULL, stream, 0, ONEHOP_ALL_GATHER,
@@ -110,29 +110,30 @@ static onehop_result gather(onehop_t *ctx, const void *in, void *out, size_t byt
     return result || !bytes ? result : on_context(ctx, &q);
 }
 
-onehop_result onehop_reduce_scatter(onehop_t *context, const void *in, void *out, size_t count,
-                                    onehop_dtype dtype, onehop_op op, onehop_stream_t stream) {
+onehop_result onehop_reduce_scatter(onehop_context *context, const void *in, void *out,
+                                    size_t count, onehop_dtype dtype, onehop_op op,
+                                    onehop_stream stream) {
     if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_reduce_scatter: context is NULL");
     return scatter(context, in, out, count, dtype, op, NULL, stream);
 }
 
-onehop_result onehop_reduce_scatter_with(onehop_t *context, const void *in, void *out, size_t count,
-                                         onehop_dtype dtype, onehop_op op, const onehop_call *call,
-                                         onehop_stream_t stream) {
+onehop_result onehop_reduce_scatter_with(onehop_context *context, const void *in, void *out,
+                                         size_t count, onehop_dtype dtype, onehop_op op,
+                                         const onehop_call *call, onehop_stream stream) {
     if (!context || !call)
         return oh_error(ONEHOP_ERR_NULL, "onehop_reduce_scatter_with: %s is NULL",
                         context ? "call" : "context");
     return scatter(context, in, out, count, dtype, op, call, stream);
 }
 
-onehop_result onehop_all_gather(onehop_t *context, const void *in, void *out, size_t bytes,
-                                onehop_stream_t stream) {
+onehop_result onehop_all_gather(onehop_context *context, const void *in, void *out, size_t bytes,
+                                onehop_stream stream) {
     if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_all_gather: context is NULL");
     return gather(context, in, out, bytes, NULL, stream);
 }
 
-onehop_result onehop_all_gather_with(onehop_t *context, const void *in, void *out, size_t bytes,
-                                     const onehop_call *call, onehop_stream_t stream) {
+onehop_result onehop_all_gather_with(onehop_context *context, const void *in, void *out,
+                                     size_t bytes, const onehop_call *call, onehop_stream stream) {
     if (!context || !call)
         return oh_error(ONEHOP_ERR_NULL, "onehop_all_gather_with: %s is NULL",
                         context ? "call" : "context");

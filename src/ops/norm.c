@@ -6,8 +6,8 @@
 
 #define NAME        "all_reduce_norm"
 #define K           ((size_t)1 << 10)
-#define MOST_ROWS   ((size_t)1 << 31)
-#define ROW_BYTES   ((size_t)OH_MOST_LANES * OH_NORM_UNITS * OH_UNIT_BYTES)
+#define MAX_ROWS    ((size_t)1 << 31)
+#define ROW_BYTES   ((size_t)OH_MAX_LANES * OH_NORM_UNITS * OH_UNIT_BYTES)
 #define KNOWN_FLAGS ONEHOP_NORM_WEIGHT_PLUS_ONE
 
 typedef struct matrices {
@@ -41,7 +41,7 @@ static onehop_result check_values(const onehop_norm *n) {
     if (n->hidden > ROW_BYTES / size)
         return oh_error(ONEHOP_ERR_TOO_LARGE, NAME ": hidden is %zu, expected 1..%zu for %s",
                         n->hidden, ROW_BYTES / size, onehop_dtype_name(n->dtype));
-    if (n->rows >= MOST_ROWS)
+    if (n->rows >= MAX_ROWS)
         return oh_error(ONEHOP_ERR_TOO_LARGE, NAME ": %zu rows, expected fewer than 2^31", n->rows);
     if (!(n->eps >= 0.0f) || isinf(n->eps))
         return oh_error(ONEHOP_ERR_ARGUMENT, NAME ": eps is %g, expected a finite value >= 0",
@@ -86,10 +86,10 @@ static uint32_t whole_units(const matrices *m) {
     return oh_matrix_is_aligned(&m->quantised, packed) ? (uint32_t)(bytes / OH_UNIT_BYTES) : 0;
 }
 
-/* ---- choice --------------------------------------------------------------------------------- */
+/* ---- choice ---------------------------------------------------------------------------------- */
 
 static size_t box_bytes(const onehop_comm *comm) {
-    return OH_BOX_BYTES(comm->dispatch.planes.pull_bytes, (size_t)comm->world);
+    return OH_BOX_BYTES(comm->dispatch.regions.pull_bytes, (size_t)comm->world);
 }
 
 /* host_norm, where a row fits half of a mailbox. */
@@ -110,7 +110,7 @@ static void cut_host(const onehop_comm *comm, size_t row_room, oh_norm_args *n,
 /* A message that fits its slot goes whole; else in halves of it. */
 static void cut_1shot(const onehop_comm *comm, size_t row_room, oh_norm_args *n,
                       onehop_choice *choice) {
-    const size_t slot = comm->dispatch.planes.slot_bytes;
+    const size_t slot = comm->dispatch.regions.slot_bytes;
     n->chunk_rows = oh_fused_cut(
         n->rows, n->rows * row_room <= slot ? n->rows : slot / 2 / row_room, 1, &choice->chunks);
     n->call.chunk_bytes = n->chunk_rows * row_room;
@@ -119,7 +119,7 @@ static void cut_1shot(const onehop_comm *comm, size_t row_room, oh_norm_args *n,
 /* A message whose shards fit half a slot each goes whole; else they take a quarter at most. */
 static void cut_2shot(const onehop_comm *comm, size_t row_room, oh_norm_args *n,
                       onehop_choice *choice) {
-    const size_t slot = comm->dispatch.planes.slot_bytes, world = (size_t)comm->world;
+    const size_t slot = comm->dispatch.regions.slot_bytes, world = (size_t)comm->world;
     const size_t shard = (n->rows + world - 1) / world;
     n->chunk_rows = oh_fused_cut(
         n->rows, shard * row_room <= slot / 2 ? shard * world : slot / 4 / row_room * world,
@@ -129,13 +129,14 @@ static void cut_2shot(const onehop_comm *comm, size_t row_room, oh_norm_args *n,
 
 /* Every rank owns a row, and its rows fit. */
 static bool fits_2shot(const onehop_comm *comm, size_t row_room, const oh_norm_args *n) {
-    const size_t slot = comm->dispatch.planes.slot_bytes, world = (size_t)comm->world;
+    const size_t slot = comm->dispatch.regions.slot_bytes, world = (size_t)comm->world;
     const size_t shard = (n->rows + world - 1) / world;
     return n->rows >= world && (shard * row_room <= slot / 2 || row_room <= slot / 4);
 }
 
-/* One-shot sends (W-1) S, two-shot 2 S (W-1)/W and one hop later, some 1.2 us, in which a link moves some 400 KB. So
- * two ranks never gain by it. (From the floor of two H200, not measured with more ranks.) */
+/* One-shot sends (W-1) S, two-shot 2 S (W-1)/W and one hop later, some 1.2 us, in which a link
+ * moves some 400 KB. So two ranks never gain by it. (From the floor of two H200, not measured with
+ * more ranks.) */
 static bool prefers_2shot(const onehop_comm *comm, size_t bytes) {
     const size_t world = (size_t)comm->world;
     return bytes * (world - 1) * (world - 2) > 400 * K * world;
@@ -150,7 +151,7 @@ static onehop_algorithm best_algorithm(const onehop_comm *comm, size_t row_room,
 static onehop_result choose_algorithm(const onehop_comm *comm, const onehop_call *call,
                                       size_t row_room, const oh_norm_args *n,
                                       onehop_algorithm *out) {
-    const size_t slot = comm->dispatch.planes.slot_bytes;
+    const size_t slot = comm->dispatch.regions.slot_bytes;
     *out = call->algorithm ? call->algorithm : best_algorithm(comm, row_room, n);
     if (*out == ONEHOP_HOST_1SHOT && fits_host(comm, row_room)) return ONEHOP_OK;
     if (*out == ONEHOP_HOST_1SHOT)
@@ -195,7 +196,7 @@ static onehop_result choose(const onehop_comm *comm, const onehop_call *call, oh
     return oh_fused_grid(NAME, comm, call, n->chunk_rows, n->lanes, choice);
 }
 
-/* ---- the call ------------------------------------------------------------------------------- */
+/* ---- the call -------------------------------------------------------------------------------- */
 
 static void fill(const onehop_comm *comm, const onehop_norm *n, const matrices *m,
                  oh_norm_args *out) {
@@ -234,8 +235,8 @@ static uint64_t identity_of(const onehop_norm *n) {
     return oh_hash(0, agreed, sizeof agreed);
 }
 
-static onehop_result run(onehop_comm *comm, onehop_t *ctx, const onehop_norm *norm,
-                         const onehop_call *call, onehop_stream_t stream) {
+static onehop_result run(onehop_comm *comm, onehop_context *ctx, const onehop_norm *norm,
+                         const onehop_call *call, onehop_stream stream) {
     onehop_norm n;
     onehop_call named;
     oh_stream_info info = {0, false, 0};
@@ -257,14 +258,14 @@ static onehop_result run(onehop_comm *comm, onehop_t *ctx, const onehop_norm *no
     return oh_fused_run(comm, ctx, &f, &info);
 }
 
-onehop_result onehop_all_reduce_norm(onehop_t *context, const onehop_norm *norm,
-                                     const onehop_call *call, onehop_stream_t stream) {
+onehop_result onehop_all_reduce_norm(onehop_context *context, const onehop_norm *norm,
+                                     const onehop_call *call, onehop_stream stream) {
     if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_all_reduce_norm: context is NULL");
     return run(context->comm, context, norm, call, stream);
 }
 
 onehop_result onehop_comm_all_reduce_norm(onehop_comm *comm, const onehop_norm *norm,
-                                          const onehop_call *call, onehop_stream_t stream) {
+                                          const onehop_call *call, onehop_stream stream) {
     if (!comm) return oh_error(ONEHOP_ERR_NULL, "onehop_comm_all_reduce_norm: comm is NULL");
     return run(comm, NULL, norm, call, stream);
 }

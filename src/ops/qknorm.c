@@ -5,8 +5,8 @@
 #include <string.h>
 
 #define NAME        "tp_qknorm"
-#define MOST_TOKENS ((size_t)1 << 31)
-#define MOST_UNITS  ((size_t)OH_MOST_LANES * OH_NORM_UNITS)
+#define MAX_TOKENS  ((size_t)1 << 31)
+#define MAX_UNITS   ((size_t)OH_MAX_LANES * OH_NORM_UNITS)
 #define TOKEN_BYTES 8
 
 static size_t units_of(size_t width, size_t size) {
@@ -25,14 +25,14 @@ static onehop_result check_values(const onehop_qknorm *n) {
                         n->flags, n->reserved);
     if (!n->q_width || !n->k_width)
         return oh_error(ONEHOP_ERR_ARGUMENT, NAME ": %s is 0", n->q_width ? "k_width" : "q_width");
-    if (n->q_width > MOST_UNITS * 16 || n->k_width > MOST_UNITS * 16 ||
-        units_of(n->q_width, size) + units_of(n->k_width, size) > MOST_UNITS)
+    if (n->q_width > MAX_UNITS * 16 || n->k_width > MAX_UNITS * 16 ||
+        units_of(n->q_width, size) + units_of(n->k_width, size) > MAX_UNITS)
         return oh_error(ONEHOP_ERR_TOO_LARGE,
                         NAME
                         ": rows of q and k have %zu and %zu elements of %zu bytes, expected at "
                         "most %zu bytes together",
-                        n->q_width, n->k_width, size, MOST_UNITS * OH_UNIT_BYTES);
-    if (n->tokens >= MOST_TOKENS)
+                        n->q_width, n->k_width, size, MAX_UNITS * OH_UNIT_BYTES);
+    if (n->tokens >= MAX_TOKENS)
         return oh_error(ONEHOP_ERR_TOO_LARGE, NAME ": %zu tokens, expected fewer than 2^31",
                         n->tokens);
     if (!(n->eps >= 0.0f) || isinf(n->eps))
@@ -96,7 +96,7 @@ static void fill(const onehop_comm *comm, const onehop_qknorm *n, const matrices
 
 static onehop_result choose(const onehop_comm *comm, const onehop_call *call, oh_qknorm_args *n,
                             oh_fused_call *f) {
-    const size_t room = comm->dispatch.planes.slot_bytes / TOKEN_BYTES;
+    const size_t room = comm->dispatch.regions.slot_bytes / TOKEN_BYTES;
     if (call->algorithm != ONEHOP_ALGORITHM_AUTO && call->algorithm != ONEHOP_1SHOT_PUSH)
         return oh_error(ONEHOP_ERR_ALGORITHM, NAME ": there is no %s; expected 1shot_push",
                         onehop_algorithm_name(call->algorithm));
@@ -117,8 +117,8 @@ static uint64_t identity_of(const onehop_qknorm *n) {
     return oh_hash(0, agreed, sizeof agreed);
 }
 
-static onehop_result run(onehop_comm *comm, onehop_t *ctx, const onehop_qknorm *qknorm,
-                         const onehop_call *call, onehop_stream_t stream) {
+static onehop_result run(onehop_comm *comm, onehop_context *ctx, const onehop_qknorm *qknorm,
+                         const onehop_call *call, onehop_stream stream) {
     onehop_qknorm n;
     onehop_call named;
     oh_stream_info info = {0, false, 0};
@@ -138,19 +138,19 @@ static onehop_result run(onehop_comm *comm, onehop_t *ctx, const onehop_qknorm *
     return result ? result : oh_fused_run(comm, ctx, &f, &info);
 }
 
-onehop_result onehop_tp_qknorm(onehop_t *context, const onehop_qknorm *qknorm,
-                               const onehop_call *call, onehop_stream_t stream) {
+onehop_result onehop_tp_qknorm(onehop_context *context, const onehop_qknorm *qknorm,
+                               const onehop_call *call, onehop_stream stream) {
     if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_tp_qknorm: context is NULL");
     return run(context->comm, context, qknorm, call, stream);
 }
 
 onehop_result onehop_comm_tp_qknorm(onehop_comm *comm, const onehop_qknorm *qknorm,
-                                    const onehop_call *call, onehop_stream_t stream) {
+                                    const onehop_call *call, onehop_stream stream) {
     if (!comm) return oh_error(ONEHOP_ERR_NULL, "onehop_comm_tp_qknorm: comm is NULL");
     return run(comm, NULL, qknorm, call, stream);
 }
 
-onehop_result onehop_tp_qknorm_max_blocks(onehop_t *context, const onehop_qknorm *qknorm,
+onehop_result onehop_tp_qknorm_max_blocks(onehop_context *context, const onehop_qknorm *qknorm,
                                           uint32_t *blocks_out) {
     onehop_qknorm n;
     if (!context || !blocks_out)

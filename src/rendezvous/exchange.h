@@ -1,5 +1,5 @@
-/* Inside of an exchange: its state, shared by exchange.c (frames) and exchange_words.c (what is said
- * between them). */
+/* Inside of an exchange: its state, shared by exchange.c (frames) and exchange_words.c (what is
+ * said between them). */
 #ifndef OH_EXCHANGE_H
 #define OH_EXCHANGE_H
 

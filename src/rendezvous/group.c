@@ -192,8 +192,8 @@ static void close_all(int *fds, int count) {
     }
 }
 
-/* A bad descriptor must not leave the peers waiting: this rank then gives none and fails with all.
- */
+/* A bad descriptor must not leave the peers waiting: this rank then gives none and fails with
+ * all. */
 static onehop_result check_fds(const int *fds, int count) {
     for (int i = 0; i < count; i++) {
         if (fds[i] == -1 || (fds[i] >= 0 && fcntl(fds[i], F_GETFD) >= 0)) continue;

@@ -18,7 +18,7 @@ onehop_result oh_group_timeout(uint32_t given, uint32_t *timeout_out) {
     return ONEHOP_OK;
 }
 
-/* ---- rank and world size -------------------------------------------------------------------- */
+/* ---- rank and world size --------------------------------------------------------------------- */
 
 /* Either launcher says on how many hosts the ranks are. A callback compares boot ids, which is
  * better evidence. */
@@ -66,7 +66,7 @@ static onehop_result check_place(const oh_group_plan *plan, const oh_launcher *b
     return ONEHOP_OK;
 }
 
-/* ---- the name ------------------------------------------------------------------------------- */
+/* ---- the name -------------------------------------------------------------------------------- */
 
 typedef struct oh_naming {
     oh_sha256 hash;

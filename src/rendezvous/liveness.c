@@ -42,8 +42,8 @@ int oh_pidfd_of_peer(int socket) {
 }
 
 int oh_mesh_poll(struct pollfd *polls, int count, int timeout_ms) {
-    struct pollfd used[OH_MOST_POLLS];
-    int places[OH_MOST_POLLS], n = 0;
+    struct pollfd used[OH_MAX_POLLS];
+    int places[OH_MAX_POLLS], n = 0;
     for (int i = 0; i < count; i++) {
         polls[i].revents = 0;
         if (polls[i].fd < 0) continue;

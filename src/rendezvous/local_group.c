@@ -3,8 +3,8 @@
  * A call is a round. Every rank lays down pointers to what it gives; the last to come opens the
  * round; all copy from each other's memory without the lock; nobody leaves before all have copied,
  * because the pointers are the callers'. Only the first wait, for ranks to come, can take long, and
- * it ends at the deadline or when a rank has closed its handle; then the table is broken for all.
- */
+ * it ends at the deadline or when a rank has closed its handle; then the table is broken for
+ * all. */
 #include "base/wait.h"
 #include "rendezvous/group.h"
 

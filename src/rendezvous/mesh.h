@@ -155,8 +155,8 @@ bool oh_mesh_last_words(int fd, oh_notice *notice_out);
 onehop_result oh_mesh_adopt(const oh_notice *notice);
 
 /* poll() of the entries whose descriptor is not -1. The kernel refuses longer lists than the limit
- * of open files, used or not. At most OH_MOST_POLLS. */
-#define OH_MOST_POLLS 128
+ * of open files, used or not. At most OH_MAX_POLLS. */
+#define OH_MAX_POLLS 128
 int oh_mesh_poll(struct pollfd *polls, int count, int timeout_ms);
 
 /* "cannot do `what`: reason", with the need of descriptors and the limit if that is the reason. */

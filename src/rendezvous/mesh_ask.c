@@ -1,8 +1,8 @@
 /* "Do you wait for somebody too?"
  *
- * Of ranks 0, 1 and 2 rank 0 stops after it has sent its frame to rank 1, not yet to rank 2. So rank
- * 2 waits for rank 0 in this exchange, and rank 1 in the next one, for both. When its time is over,
- * rank 1 asks both, and names the one that does not answer within OH_ANSWER_MS.
+ * Of ranks 0, 1 and 2 rank 0 stops after it has sent its frame to rank 1, not yet to rank 2. So
+ * rank 2 waits for rank 0 in this exchange, and rank 1 in the next one, for both. When its time is
+ * over, rank 1 asks both, and names the one that does not answer within OH_ANSWER_MS.
  *
  * Rank 2 has read all that this exchange wants of rank 1. The question lies behind rank 1's next
  * frame, which it must not take yet. So it looks at the end of what is unread, and takes nothing.

@@ -176,7 +176,8 @@ static uint32_t unready_ranks(const oh_opening *opening) {
     return opening->plan->rank ? 1u : ranks;
 }
 
-/* Who is not ready may wait for another. Who is absent waits for nobody: each connects by itself. */
+/* Who is not ready may wait for another. Who is absent waits for nobody: each connects by
+ * itself. */
 static bool ask_unready(oh_opening *opening) {
     const uint32_t ranks = unready_ranks(opening);
     if (opening->asked || absent_ranks(opening) || !(ranks & (ranks - 1))) return false;

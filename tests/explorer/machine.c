@@ -6,7 +6,7 @@
  * possible and commutes with all others: issuing a store, a fence, passing a barrier that is open:
  * nobody sees it; reading a slot that has data: only a store into that slot does not commute, and
  * that store is an error whether the slot has been read or not, as long as its re-arming is not
- * visible, which remains a step of its own; reading an epoch word to which nobody else stores
+ * visible, which remains a step of its own; reading an sequence word to which nobody else stores
  * between the same two barriers. Where ranks give up, a wait is always a step of its own. A store
  * that nobody can read any more becomes visible at once there: without that, most states would
  * differ in the stores of dead ranks alone. */
@@ -25,15 +25,15 @@ typedef struct pending {
 } pending;
 
 typedef struct state {
-    uint16_t at[MOST_THREADS];
-    uint8_t epoch[MOST_THREADS];
-    uint8_t pendings[MOST_THREADS];
-    uint8_t named[MOST_THREADS]; /* 0, or has given up: number of the call that its verdict names */
-    uint8_t tainted[MOST_THREADS]; /* 1 + the first wrong word that it has read */
-    uint8_t strays[MOST_THREADS];  /* stores to peers' programs with given_up set */
-    uint16_t value[MOST_WORDS];
-    uint8_t unread[MOST_WORDS];
-    pending pending[MOST_THREADS][MOST_PENDING];
+    uint16_t at[MAX_THREADS];
+    uint8_t sequence[MAX_THREADS];
+    uint8_t pendings[MAX_THREADS];
+    uint8_t named[MAX_THREADS]; /* 0, or has given up: number of the call that its verdict names */
+    uint8_t tainted[MAX_THREADS]; /* 1 + the first wrong word that it has read */
+    uint8_t strays[MAX_THREADS];  /* stores to peers' programs with given_up set */
+    uint16_t value[MAX_WORDS];
+    uint8_t unread[MAX_WORDS];
+    pending pending[MAX_THREADS][MAX_PENDING];
 } state;
 
 typedef struct frame {
@@ -46,10 +46,10 @@ typedef struct frame {
 
 typedef struct search {
     const machine *m;
-    bool private_word[MOST_WORDS]; /* one thread alone uses it: no need to delay */
-    bool alone[MOST_THREADS]
-              [MOST_OPS]; /* OP_EPOCH: nobody else stores there between the same two barriers */
-    int last_read[MOST_THREADS][MOST_WORDS]; /* op number, -1 if there is none */
+    bool private_word[MAX_WORDS]; /* one thread alone uses it: no need to delay */
+    bool alone[MAX_THREADS]
+              [MAX_OPS]; /* OP_SEQUENCE: nobody else stores there between the same two barriers */
+    int last_read[MAX_THREADS][MAX_WORDS]; /* op number, -1 if there is none */
     uint64_t *seen;
     uint64_t seen_room, seen_count;
     frame *stack;
@@ -62,15 +62,14 @@ static void out_of(const char *what) {
     exit(2);
 }
 
-/* ---- one thread's view
- * ----------------------------------------------------------------------------------- */
-static unsigned epoch_after(const machine *m, unsigned epoch) {
-    if (epoch == EPOCH_MASK) return m->wraps_to_odd ? 3 : 2;
-    return epoch + 1;
+/* ---- one thread's view ----------------------------------------------------------------------- */
+static unsigned sequence_after(const machine *m, unsigned sequence) {
+    if (sequence == SEQUENCE_MASK) return m->wraps_to_odd ? 3 : 2;
+    return sequence + 1;
 }
 
 static unsigned word_of(const state *x, int t, const op *o) {
-    return o->word + ((x->epoch[t] + o->flips) & 1u ? o->phase_step : 0u);
+    return o->word + ((x->sequence[t] + o->flips) & 1u ? o->parity_step : 0u);
 }
 
 static bool is_pending(const state *x, int t, unsigned word, uint16_t *value_out) {
@@ -89,7 +88,7 @@ static uint16_t value_seen(const state *x, int t, unsigned word) {
 }
 
 static void append(state *x, int t, pending p) {
-    if (x->pendings[t] == MOST_PENDING) out_of("pending stores");
+    if (x->pendings[t] == MAX_PENDING) out_of("pending stores");
     x->pending[t][x->pendings[t]++] = p;
 }
 
@@ -113,16 +112,15 @@ static bool may_become_visible(const machine *m, const state *x, int t, int i) {
     return true;
 }
 
-/* ---- a store becomes visible, a word is read
- * ------------------------------------------------------------- */
+/* ---- a store becomes visible, a word is read ------------------------------------------------- */
 static bool fail(search *s, verdict v, const machine *m, int t, const char *what, unsigned word,
                  uint16_t found, uint16_t wanted) {
     const program *p = &m->threads[t];
     s->result.verdict = v;
     snprintf(s->result.detail, sizeof s->result.detail,
              "rank %d block %d thread %d: %s %s: %u.%u there, %u.%u here", p->rank, p->block,
-             p->thread, what, m->names[word], TAG_OF(found), EPOCH_OF(found), TAG_OF(wanted),
-             EPOCH_OF(wanted));
+             p->thread, what, m->names[word], TAG_OF(found), SEQUENCE_OF(found), TAG_OF(wanted),
+             SEQUENCE_OF(wanted));
     return false;
 }
 
@@ -144,14 +142,14 @@ static bool become_visible(search *s, state *x, int t, int i) {
 static bool may_read(const machine *m, const state *x, int t, const op *o, uint16_t value) {
     switch (o->kind) {
     case OP_AWAIT_WORD:
-        return value == WORD(o->tag, x->epoch[t]);
+        return value == WORD(o->tag, x->sequence[t]);
     case OP_AWAIT_DATA:
         return value != 0;
-    case OP_AWAIT_EPOCH:
-        return EPOCH_OF(value) == x->epoch[t];
+    case OP_AWAIT_SEQUENCE:
+        return SEQUENCE_OF(value) == x->sequence[t];
     case OP_AWAIT_STEPS:
-        return (EPOCH_OF(value) == x->epoch[t] && TAG_OF(value) >= o->tag) ||
-               (o->or_next && EPOCH_OF(value) == epoch_after(m, x->epoch[t]));
+        return (SEQUENCE_OF(value) == x->sequence[t] && TAG_OF(value) >= o->tag) ||
+               (o->or_next && SEQUENCE_OF(value) == sequence_after(m, x->sequence[t]));
     default:
         return true;
     }
@@ -159,8 +157,9 @@ static bool may_read(const machine *m, const state *x, int t, const op *o, uint1
 
 static bool guard_is_quiet(const machine *m, const state *x, int t, const op *o) {
     for (unsigned w = o->word; w < o->word + (unsigned)o->span; w++) {
-        const unsigned epoch = EPOCH_OF(value_seen(x, t, w));
-        if (epoch != x->epoch[t] && epoch_after(m, epoch) != x->epoch[t]) return false;
+        const unsigned sequence = SEQUENCE_OF(value_seen(x, t, w));
+        if (sequence != x->sequence[t] && sequence_after(m, sequence) != x->sequence[t])
+            return false;
     }
     return true;
 }
@@ -169,7 +168,7 @@ static bool guard_is_quiet(const machine *m, const state *x, int t, const op *o)
 static unsigned verdict_on(const machine *m, const state *x, int t, int call, int spared_from) {
     const int page = m->verdicts + m->threads[t].rank * m->world;
     for (int w = page; w < page + m->world; w++) {
-        const unsigned named = EPOCH_OF(x->value[w]);
+        const unsigned named = SEQUENCE_OF(x->value[w]);
         if (named && (int)named < call + 1 + spared_from) return named;
     }
     return 0;
@@ -188,7 +187,7 @@ static void look(const machine *m, state *x, int t, const op *o) {
     } else if (o->kind == OP_VERDICT) {
         goes = verdict_on(m, x, t, o->call, m->spared_from) != 0;
     } else {
-        const unsigned own = o->call + 1u, found = verdict_on(m, x, t, 0, MOST_CALLS);
+        const unsigned own = o->call + 1u, found = verdict_on(m, x, t, 0, MAX_CALLS);
         x->named[t] = (uint8_t)(found && found < own ? found : own);
         x->tainted[t] = 0;
     }
@@ -203,8 +202,8 @@ static bool read_word(search *s, state *x, int t, const op *o) {
         look(s->m, x, t, o);
         return true;
     }
-    if (o->kind == OP_EPOCH) {
-        x->epoch[t] = (uint8_t)epoch_after(s->m, EPOCH_OF(value));
+    if (o->kind == OP_SEQUENCE) {
+        x->sequence[t] = (uint8_t)sequence_after(s->m, SEQUENCE_OF(value));
     } else if (o->kind == OP_GUARD) {
         if (!guard_is_quiet(s->m, x, t, o))
             return fail(s, FALSE_ALARM, s->m, t, "guard at", word, value, 0);
@@ -218,13 +217,12 @@ static bool read_word(search *s, state *x, int t, const op *o) {
     return true;
 }
 
-/* ---- steps done at once
- * ---------------------------------------------------------------------------------- */
+/* ---- steps done at once ---------------------------------------------------------------------- */
 static bool all_past(const machine *m, const state *x, int t, const op *o) {
     for (int i = 0; i < m->thread_count; i++) {
         const program *p = &m->threads[i], *own = &m->threads[t];
         if (p->rank != own->rank) continue;
-        if (o->kind == OP_MEET && p->block == own->block && x->at[i] < p->met[o->call])
+        if (o->kind == OP_BARRIER && p->block == own->block && x->at[i] < p->met[o->call])
             return false;
         if (o->kind == OP_START && o->call && x->at[i] < p->ended[o->call - 1]) return false;
     }
@@ -233,9 +231,9 @@ static bool all_past(const machine *m, const state *x, int t, const op *o) {
 
 /* False: an error, noted. */
 static bool issue_store(search *s, state *x, int t, const op *o) {
-    const unsigned epoch = x->epoch[t] + o->flips;
-    pending p = {WORD(o->tag, o->with_epoch ? epoch & EPOCH_MASK : 0u), (uint8_t)word_of(x, t, o),
-                 o->readers, o->release};
+    const unsigned sequence = x->sequence[t] + o->flips;
+    pending p = {WORD(o->tag, o->with_sequence ? sequence & SEQUENCE_MASK : 0u),
+                 (uint8_t)word_of(x, t, o), o->readers, o->release};
     if (o->with_verdict) p.value = WORD(o->tag, x->named[t]);
     if (o->program_memory && x->tainted[t]) p.value = POISON;
     if (o->program_memory && x->value[s->m->given_up + s->m->threads[t].rank] &&
@@ -268,7 +266,7 @@ static step step_at_once(search *s, state *x, int t) {
         drop_markers(x, t);
         break;
     case OP_START:
-    case OP_MEET:
+    case OP_BARRIER:
         if (!all_past(s->m, x, t, o)) return NO_STEP;
         break;
     case OP_END:
@@ -280,12 +278,12 @@ static step step_at_once(search *s, state *x, int t) {
                        x->value[word], 0);
             return AN_ERROR;
         }
-        x->epoch[t] = 0;
+        x->sequence[t] = 0;
         break;
     case OP_JUMP:
         x->at[t] = o->otherwise;
         return A_STEP;
-    case OP_EPOCH:
+    case OP_SEQUENCE:
         if (s->m->branches_on_all || !s->alone[t][x->at[t]]) return NO_STEP;
         return read_word(s, x, t, o) ? A_STEP : AN_ERROR;
     case OP_AWAIT_DATA:
@@ -334,8 +332,7 @@ static bool settle(search *s, state *x) {
     return true;
 }
 
-/* ---- states seen
- * ----------------------------------------------------------------------------------------- */
+/* ---- states seen ----------------------------------------------------------------------------- */
 static uint64_t stir(uint64_t h, uint64_t v) {
     h = (h ^ v) * 0x9e3779b97f4a7c15ull;
     return h ^ h >> 29;
@@ -359,7 +356,7 @@ static uint64_t stir_bytes(uint64_t h, const void *bytes, size_t count) {
 static uint64_t fingerprint(const machine *m, const state *x) {
     const size_t threads = (size_t)m->thread_count, words = (size_t)m->words;
     uint64_t h = stir_bytes(0x243f6a8885a308d3ull, x->at, sizeof x->at[0] * threads);
-    h = stir_bytes(h, x->epoch, threads);
+    h = stir_bytes(h, x->sequence, threads);
     h = stir_bytes(h, x->pendings, threads);
     h = stir_bytes(h, x->named, threads);
     h = stir_bytes(h, x->tainted, threads);
@@ -403,8 +400,7 @@ static bool is_new(search *s, const state *x) {
     return true;
 }
 
-/* ---- the search
- * -------------------------------------------------------------------------------------------- */
+/* ---- the search ------------------------------------------------------------------------------ */
 static frame *push_frame(search *s) {
     if (s->depth == s->room) {
         s->room = s->room ? 2 * s->room : 256;
@@ -423,7 +419,7 @@ static bool is_possible(const machine *m, const state *x, int t, int choice) {
     const op *o = &m->threads[t].ops[x->at[t]];
     if (choice > 0) return may_give_up(m, x, t, o);
     /* What settle has left of these waits at a barrier. */
-    if (o->kind == OP_START || o->kind == OP_MEET || o->kind == OP_END) return false;
+    if (o->kind == OP_START || o->kind == OP_BARRIER || o->kind == OP_END) return false;
     return may_read(m, x, t, o, value_seen(x, t, word_of(x, t, o)));
 }
 
@@ -454,7 +450,7 @@ static bool ends_well(search *s, const state *x) {
             const op *o = &m->threads[t].ops[x->at[t]];
             const unsigned word = word_of(x, t, o);
             return fail(s, DEADLOCKS, m, t, "waits at", word, x->value[word],
-                        WORD(o->tag, x->epoch[t]));
+                        WORD(o->tag, x->sequence[t]));
         }
     for (int t = 0; t < m->thread_count; t++)
         if (x->named[t]) return true;
@@ -472,7 +468,7 @@ static void print_read(const search *s, const frame *f) {
     else if (o->kind == OP_FAIL)
         printf("fails\n");
     else
-        printf("reads %u.%u from %s\n", TAG_OF(value), EPOCH_OF(value), s->m->names[word]);
+        printf("reads %u.%u from %s\n", TAG_OF(value), SEQUENCE_OF(value), s->m->names[word]);
 }
 
 static void print_way(const search *s) {
@@ -487,7 +483,7 @@ static void print_way(const search *s) {
         }
         if (f->choice > 0) {
             const pending e = f->at.pending[f->thread][f->choice - 1];
-            printf("store %u.%u to %s becomes visible\n", TAG_OF(e.value), EPOCH_OF(e.value),
+            printf("store %u.%u to %s becomes visible\n", TAG_OF(e.value), SEQUENCE_OF(e.value),
                    s->m->names[e.word]);
             continue;
         }
@@ -499,37 +495,37 @@ static void print_way(const search *s) {
 static void find_last_reads(search *s) {
     for (int t = 0; t < s->m->thread_count; t++) {
         const program *p = &s->m->threads[t];
-        for (int w = 0; w < MOST_WORDS; w++) s->last_read[t][w] = -1;
+        for (int w = 0; w < MAX_WORDS; w++) s->last_read[t][w] = -1;
         for (int i = 0; i < p->count; i++) {
             const op *o = &p->ops[i];
             if (o->kind == OP_STORE) continue;
             for (int w = 0; w < (o->span ? o->span : 1); w++) s->last_read[t][o->word + w] = i;
-            s->last_read[t][o->word + o->phase_step] = i;
+            s->last_read[t][o->word + o->parity_step] = i;
         }
     }
 }
 
 static void find_private_words(search *s) {
-    int user[MOST_WORDS];
+    int user[MAX_WORDS];
     for (int w = 0; w < s->m->words; w++) user[w] = -1, s->private_word[w] = true;
     for (int t = 0; t < s->m->thread_count; t++)
         for (int i = 0; i < s->m->threads[t].count; i++) {
             const op *o = &s->m->threads[t].ops[i];
             const int span = o->span ? o->span : 1;
-            if (o->kind == OP_START || o->kind == OP_MEET || o->kind == OP_END ||
+            if (o->kind == OP_START || o->kind == OP_BARRIER || o->kind == OP_END ||
                 o->kind == OP_FENCE || o->kind == OP_FAIL || o->kind == OP_JUMP)
                 continue;
-            for (int phase = 0; phase < 2; phase++)
-                for (int w = o->word + phase * o->phase_step;
-                     w < o->word + phase * o->phase_step + span; w++) {
+            for (int parity = 0; parity < 2; parity++)
+                for (int w = o->word + parity * o->parity_step;
+                     w < o->word + parity * o->parity_step + span; w++) {
                     if (user[w] >= 0 && user[w] != t) s->private_word[w] = false;
                     user[w] = t;
                 }
         }
 }
 
-/* Does another thread store to this epoch word in the same call, other than behind a barrier of the
- * block? */
+/* Does another thread store to this sequence word in the same call, other than behind a barrier of
+ * the block? */
 static bool is_alone(const machine *m, int t, int at) {
     const program *own = &m->threads[t];
     const int word = own->ops[at].word;
@@ -540,7 +536,7 @@ static bool is_alone(const machine *m, int t, int at) {
         if (i == t || p->rank != own->rank) continue;
         for (int j = call ? p->ended[call - 1] : 0; j < p->ended[call]; j++) {
             const op *o = &p->ops[j];
-            if (j == p->met[call] && p->block == own->block && o->kind == OP_MEET) break;
+            if (j == p->met[call] && p->block == own->block && o->kind == OP_BARRIER) break;
             if (o->kind == OP_STORE && o->word == word) return false;
         }
     }
@@ -552,7 +548,7 @@ static void find_alone(search *s) {
     for (int t = 0; t < m->thread_count; t++)
         for (int i = 0; i < m->threads[t].count; i++)
             s->alone[t][i] =
-                m->has_kernels && m->threads[t].ops[i].kind == OP_EPOCH && is_alone(m, t, i);
+                m->has_kernels && m->threads[t].ops[i].kind == OP_SEQUENCE && is_alone(m, t, i);
 }
 
 outcome machine_explore(const machine *m, uint64_t limit, bool trace) {

@@ -8,7 +8,7 @@
 
 typedef struct layout {
     int slots, slot_units, half_units, unit_words; /* half: where sums begin in a slot */
-    int epochs, blocks, threads;
+    int sequences, blocks, threads;
     int signatures, progress;
     int areas;
     int signals, inputs, outputs, units;
@@ -61,17 +61,17 @@ static uint8_t peers_of(const builder *b, int rank) {
     return (uint8_t)(((1 << b->m->world) - 1) & ~(1 << rank));
 }
 
-/* ---- words: this one in phase 0
- * --------------------------------------------------------------------------- */
+/* ---- words: this one in parity 0 ------------------------------------------------------------- */
 static int slot_word(const builder *b, int to, int from, int unit, int word) {
     const int source = from - (from > to), slot = to * (b->m->world - 1) + source;
     return b->at.slots + (slot * 2 * b->at.slot_units + unit) * b->at.unit_words + word;
 }
 static int slot_step(const builder *b) {
-    return b->m->one_phase ? 0 : b->at.slot_units * b->at.unit_words;
+    return b->m->one_parity ? 0 : b->at.slot_units * b->at.unit_words;
 }
-static int epoch_word(const builder *b, int rank, int block) {
-    return b->at.epochs + rank * b->at.blocks + (b->m->epochs == EPOCH_BUMPED_BY_ONE ? 0 : block);
+static int sequence_word(const builder *b, int rank, int block) {
+    return b->at.sequences + rank * b->at.blocks +
+           (b->m->sequences == SEQUENCE_BUMPED_BY_ONE ? 0 : block);
 }
 /* On a GPU in the reader's page; on the host in the writer's, one for all. */
 static int signature_word(const builder *b, int to, int from) {
@@ -85,7 +85,7 @@ static int area_word(const builder *b, int rank, int area, int shard) {
     return b->at.areas + (rank * 2 * 4 + area) * b->m->world + shard;
 }
 static int area_step(const builder *b) {
-    return b->m->one_phase ? 0 : 4 * b->m->world;
+    return b->m->one_parity ? 0 : 4 * b->m->world;
 }
 
 /* Direct pull: a block's word from a peer; a unit of a rank's input, of its output. */
@@ -109,7 +109,7 @@ static int verdict_word(const builder *b, int to, int from) {
 
 static int take(machine *out, int count, const char *name) {
     const int first = out->words;
-    if (first + count > MOST_WORDS) {
+    if (first + count > MAX_WORDS) {
         fprintf(stderr, "explorer: a model needs too many words\n");
         exit(2);
     }
@@ -126,9 +126,9 @@ static void lay_out(builder *b) {
     at->unit_words = or_default(m->unit_words, 1);
     at->threads = at->blocks = 1;
     for (const call *c = m->calls; c->units; c++) {
-        const int most =
+        const int max =
             shard_begin(c, m->world, 1) * (chunks_of(c) > 1 ? or_default(m->sub_slots, 2) : 1);
-        if (c->algorithm == PUSH_2SHOT && most > at->half_units) at->half_units = most;
+        if (c->algorithm == PUSH_2SHOT && max > at->half_units) at->half_units = max;
     }
     for (const call *c = m->calls; c->units; c++) {
         const int subs = chunks_of(c) > 1 ? or_default(m->sub_slots, 2) : 1;
@@ -156,7 +156,7 @@ static void lay_out(builder *b) {
     at->slots =
         take(b->out, m->world * (m->world - 1) * 2 * at->slot_units * at->unit_words, "slot");
     b->out->slot_words = b->out->words;
-    at->epochs = take(b->out, m->world * at->blocks, "epoch");
+    at->sequences = take(b->out, m->world * at->blocks, "sequence");
     at->signatures = take(b->out, 2 * m->world * (m->lane ? 1 : m->world), "signature");
     if (direct) {
         at->signals = take(b->out, 2 * m->world * m->world * at->blocks, "signal");
@@ -169,25 +169,23 @@ static void lay_out(builder *b) {
     if (m->gives_up) at->verdicts = take(b->out, m->world * m->world, "verdict");
 }
 
-/* ---- ops
- * ----------------------------------------------------------------------------------------------------
- */
-static op *emit(program *p, op_kind kind, int word, int phase_step, int tag) {
-    if (p->count == MOST_OPS) {
+/* ---- ops ------------------------------------------------------------------------------------- */
+static op *emit(program *p, op_kind kind, int word, int parity_step, int tag) {
+    if (p->count == MAX_OPS) {
         fprintf(stderr, "explorer: a program is too long\n");
         exit(2);
     }
     op *o = &p->ops[p->count++];
     o->kind = (uint8_t)kind;
     o->word = (uint8_t)word;
-    o->phase_step = (uint8_t)phase_step;
+    o->parity_step = (uint8_t)parity_step;
     o->tag = (uint16_t)tag;
     return o;
 }
 
 static void emit_at(program *p, op_kind kind, int k) {
     emit(p, kind, 0, 0, 0)->call = (uint8_t)k;
-    if (kind == OP_MEET) p->met[k] = p->count - 1;
+    if (kind == OP_BARRIER) p->met[k] = p->count - 1;
     if (kind == OP_END) p->ended[k] = p->count;
 }
 
@@ -195,8 +193,7 @@ static int tag_of(int k, int chunk) {
     return 1 + 8 * k + chunk;
 }
 
-/* ---- 1shot_push
- * --------------------------------------------------------------------------------------------- */
+/* ---- 1shot_push ------------------------------------------------------------------------------ */
 typedef struct chunk_at {
     int k, chunk, flips, first; /* first: its units begin here in the slot */
 } chunk_at;
@@ -232,7 +229,7 @@ static void emit_data(const builder *b, program *p, int k) {
         const int wander = m->units_wander ? chunk / 2 : 0;
         const int first = (p->block * c->threads + p->thread + wander) % stride;
         chunk_at here = {k, chunk, 0, chunk % subs * full};
-        if (m->phase_per_chunk) here.flips = chunk, here.first = 0;
+        if (m->parity_per_chunk) here.flips = chunk, here.first = 0;
         if (chunk && !m->no_fence) emit(p, OP_FENCE, 0, 0, 0);
         if (m->whole_chunks || m->lane)
             for (int u = first; u < units; u += stride) emit_push_unit(b, p, here, u);
@@ -243,8 +240,7 @@ static void emit_data(const builder *b, program *p, int k) {
     }
 }
 
-/* ---- 2shot_push
- * --------------------------------------------------------------------------------------------- */
+/* ---- 2shot_push ------------------------------------------------------------------------------ */
 /* Stores one unit to `to`, or polls and re-arms the one from there. */
 static void emit_2shot_store(const builder *b, program *p, chunk_at c, int to, int j) {
     op *o = emit(p, OP_STORE, slot_word(b, to, p->rank, c.first + j, 0), slot_step(b),
@@ -272,16 +268,16 @@ static part part_of(const builder *b, const program *p, int k, int chunk) {
     const model *m = b->m;
     const call *c = &m->calls[k];
     const int full = chunk_units_of(c), left = c->units - chunk * full,
-              most = shard_begin(c, m->world, 1), subs = or_default(m->sub_slots, 2);
-    part t = {{k, chunk, 0, chunk % subs * most},
+              max = shard_begin(c, m->world, 1), subs = or_default(m->sub_slots, 2);
+    part t = {{k, chunk, 0, chunk % subs * max},
               {k, chunk, 0, 0},
               c,
               left < full ? left : full,
               0,
               c->blocks * c->threads};
-    t.gather.first = b->at.half_units + (m->one_result ? 0 : chunk % 2 * most);
+    t.gather.first = b->at.half_units + (m->one_result ? 0 : chunk % 2 * max);
     t.first = (p->block * c->threads + p->thread + (m->units_wander ? chunk / 2 : 0)) % t.stride;
-    if (m->phase_per_chunk) {
+    if (m->parity_per_chunk) {
         t.scatter.flips = t.gather.flips = chunk;
         t.scatter.first = 0, t.gather.first = b->at.half_units;
     }
@@ -337,14 +333,14 @@ static void emit_2shot(const builder *b, program *p, int k) {
 
 static void emit_signature_send(const builder *b, program *p, int k, int to, uint8_t readers,
                                 bool release) {
-    op *o = emit(p, OP_STORE, signature_word(b, to, p->rank), b->m->one_phase ? 0 : 1, k + 1);
-    o->with_epoch = true;
+    op *o = emit(p, OP_STORE, signature_word(b, to, p->rank), b->m->one_parity ? 0 : 1, k + 1);
+    o->with_sequence = true;
     o->readers = readers;
     o->release = release;
 }
 
 static void emit_signature_await(const builder *b, program *p, int k, int from) {
-    emit(p, OP_AWAIT_EPOCH, signature_word(b, p->rank, from), b->m->one_phase ? 0 : 1, k + 1);
+    emit(p, OP_AWAIT_SEQUENCE, signature_word(b, p->rank, from), b->m->one_parity ? 0 : 1, k + 1);
 }
 
 /* oh_signature_exchange. On the host the W-1 equal stores to one word are one. */
@@ -356,14 +352,14 @@ static void emit_signatures(const builder *b, program *p, int k) {
     for (int r = p->thread; r < m->world && !m->lane; r += threads)
         if (r != p->rank) emit_signature_send(b, p, k, r, (uint8_t)(1 << r), false);
     if (!m->no_guard)
-        emit(p, OP_GUARD, epoch_word(b, p->rank, 0), 0, 0)->span = (uint8_t)b->at.blocks;
+        emit(p, OP_GUARD, sequence_word(b, p->rank, 0), 0, 0)->span = (uint8_t)b->at.blocks;
     for (int r = p->thread; r < m->world; r += threads)
         if (r != p->rank) emit_signature_await(b, p, k, r);
 }
 
-static void emit_epoch(const builder *b, program *p, int block, int flips) {
-    op *o = emit(p, OP_STORE, epoch_word(b, p->rank, block), 0, 0);
-    o->with_epoch = true;
+static void emit_sequence(const builder *b, program *p, int block, int flips) {
+    op *o = emit(p, OP_STORE, sequence_word(b, p->rank, block), 0, 0);
+    o->with_sequence = true;
     o->flips = (uint8_t)flips;
 }
 
@@ -371,27 +367,25 @@ static void emit_epoch(const builder *b, program *p, int block, int flips) {
 static void emit_call_end(const builder *b, program *p, int k) {
     const model *m = b->m;
     const call *c = &m->calls[k];
-    const int grid = c->blocks + 1, flips = m->phase_per_chunk ? chunks_of(c) - 1 : 0;
+    const int grid = c->blocks + 1, flips = m->parity_per_chunk ? chunks_of(c) - 1 : 0;
     const bool met =
         c->algorithm != PUSH_1SHOT && c->algorithm != GATHER_PUSH && p->block < c->blocks;
-    if (!m->no_meeting && !m->lane && !met) emit_at(p, OP_MEET, k);
-    switch (m->epochs) {
-    case EPOCHS_BY_STRIDE:
+    if (!m->no_meeting && !m->lane && !met) emit_at(p, OP_BARRIER, k);
+    switch (m->sequences) {
+    case SEQUENCES_BY_STRIDE:
         for (int w = p->block + p->thread * grid; w < b->at.blocks; w += grid * c->threads)
-            emit_epoch(b, p, w, flips);
+            emit_sequence(b, p, w, flips);
         break;
-    case EPOCH_BUMPED_BY_ONE:
-        if (p->block == 0 && p->thread == 0) emit_epoch(b, p, 0, flips);
+    case SEQUENCE_BUMPED_BY_ONE:
+        if (p->block == 0 && p->thread == 0) emit_sequence(b, p, 0, flips);
         break;
-    case EPOCHS_OWN_ONLY:
-        if (p->thread == 0) emit_epoch(b, p, p->block, flips);
+    case SEQUENCES_OWN_ONLY:
+        if (p->thread == 0) emit_sequence(b, p, p->block, flips);
         break;
     }
 }
 
-/* ---- direct pull
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- direct pull ----------------------------------------------------------------------------- */
 /* Crossed calls have nothing in common: each wrong value is an error at once. */
 static bool taints(const builder *b, int k) {
     return b->m->gives_up && b->m->crossed != k + 1;
@@ -432,7 +426,7 @@ static void emit_tell(const builder *b, program *p, int k, int exit, bool releas
         const int to = (p->rank + d) % b->m->world;
         const int tag = exit ? 1 : enter_tag(b, p->rank, k);
         op *o = emit(p, OP_STORE, signal_word(b, to, p->rank, p->block, exit), 0, tag);
-        o->with_epoch = true;
+        o->with_sequence = true;
         o->release = release;
         o->readers = (uint8_t)(1 << to);
     }
@@ -483,7 +477,7 @@ static void emit_direct(const builder *b, program *p, int k) {
     if (m->exits_unmet)
         p->met[k] = 0;
     else
-        emit_at(p, OP_MEET, k);
+        emit_at(p, OP_BARRIER, k);
     if (!m->exits_early && !m->no_exit) emit_tell(b, p, k, 1, release);
     if (m->looks == LOOKS_BEFORE_EXITS) emit_look(b, p, true);
     if (!m->no_exit) emit_hear(b, p, k, 1);
@@ -504,7 +498,7 @@ static void emit_gather_push(const builder *b, program *p, int k) {
         for (int d = 1; d < m->world && chunk < chunks; d++) {
             const int to = (p->rank + d) % m->world;
             op *o = emit(p, OP_STORE, signal_word(b, to, p->rank, p->block, 0), 0, chunk + 1);
-            o->with_epoch = true;
+            o->with_sequence = true;
             o->release = !m->flags_relaxed;
         }
         for (int d = 1; d < m->world && chunk; d++) {
@@ -524,7 +518,7 @@ static void emit_block(const builder *b, program *p, int k) {
         emit_write(b, p, k);
         return;
     }
-    emit(p, OP_EPOCH, epoch_word(b, p->rank, p->block), 0, 0);
+    emit(p, OP_SEQUENCE, sequence_word(b, p->rank, p->block), 0, 0);
     if (p->block == c->blocks)
         emit_signatures(b, p, k);
     else if (c->algorithm == PUSH_2SHOT)
@@ -538,12 +532,10 @@ static void emit_block(const builder *b, program *p, int k) {
     emit_call_end(b, p, k);
 }
 
-/* ---- host paths
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- host paths ------------------------------------------------------------------------------ */
 static void emit_publish(const builder *b, program *p, int steps) {
-    op *o = emit(p, OP_STORE, progress_word(b, p->rank), b->m->one_phase ? 0 : 1, steps);
-    o->with_epoch = true;
+    op *o = emit(p, OP_STORE, progress_word(b, p->rank), b->m->one_parity ? 0 : 1, steps);
+    o->with_sequence = true;
     o->release = !b->m->publishes_relaxed;
 }
 
@@ -551,7 +543,7 @@ static void emit_await_all(const builder *b, program *p, int k, int steps) {
     for (int r = 0; r < b->m->world; r++) {
         if (r == p->rank) continue;
         if (steps == 1) emit_signature_await(b, p, k, r);
-        emit(p, OP_AWAIT_STEPS, progress_word(b, r), b->m->one_phase ? 0 : 1, steps);
+        emit(p, OP_AWAIT_STEPS, progress_word(b, r), b->m->one_parity ? 0 : 1, steps);
     }
 }
 
@@ -563,14 +555,14 @@ static void emit_first(const builder *b, program *p, int k) {
     if (!b->m->signature_first) emit_signature_send(b, p, k, 0, peers_of(b, p->rank), release);
 }
 
-static unsigned epoch_of(const model *m, int k) {
-    unsigned epoch = (unsigned)or_default(m->last_epoch, 1);
-    for (int i = 0; i <= k; i++) epoch = epoch == EPOCH_MASK ? 2 : epoch + 1;
-    return epoch;
+static unsigned sequence_of(const model *m, int k) {
+    unsigned sequence = (unsigned)or_default(m->last_sequence, 1);
+    for (int i = 0; i <= k; i++) sequence = sequence == SEQUENCE_MASK ? 2 : sequence + 1;
+    return sequence;
 }
 
 static int mailbox_word(const builder *b, int from, int to, int k, int use, int sub) {
-    const bool swapped = !b->m->mail_one_way && ((epoch_of(b->m, k) >> 1 ^ (unsigned)use) & 1);
+    const bool swapped = !b->m->mail_one_way && ((sequence_of(b->m, k) >> 1 ^ (unsigned)use) & 1);
     return swapped ? area_word(b, to, sub, from) : area_word(b, from, sub, to);
 }
 
@@ -640,7 +632,7 @@ static void emit_reduce(const builder *b, program *p, int k, int chunk) {
 static void emit_gather(const builder *b, program *p, int k, int chunk) {
     for (int step = 1; step < b->m->world; step++) {
         const int r = (p->rank + step) % b->m->world;
-        emit(p, OP_AWAIT_STEPS, progress_word(b, r), b->m->one_phase ? 0 : 1, 2 * chunk + 2);
+        emit(p, OP_AWAIT_STEPS, progress_word(b, r), b->m->one_parity ? 0 : 1, 2 * chunk + 2);
         emit(p, OP_READ, result_word(b, r, chunk), area_step(b), tag_of(k, chunk));
     }
 }
@@ -685,9 +677,7 @@ static void emit_host_gather(const builder *b, program *p, int k) {
     }
 }
 
-/* ---- giving up
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- giving up ------------------------------------------------------------------------------- */
 /* oh_conclude: the verdict, then given_up, to every peer. */
 static void emit_verdict(const builder *b, program *p) {
     const model *m = b->m;
@@ -725,7 +715,7 @@ static void emit_failing(const builder *b, program *p, int k) {
     if (m->dead_exits) emit_tell(b, p, k, 1, true);
     if (!m->tells_late) emit_verdict(b, p);
     for (int block = 0; block < b->at.blocks; block++)
-        if (m->lane || block == p->block) emit_epoch(b, p, block, 0);
+        if (m->lane || block == p->block) emit_sequence(b, p, block, 0);
     if (!m->reuses_early) emit(p, OP_END, 0, 0, 0);
     emit_poison(b, p);
     if (m->tells_late) emit(p, OP_END, 0, 0, 0);
@@ -753,10 +743,8 @@ static void emit_failings(const builder *b, program *p) {
     }
 }
 
-/* ---- programs
- * ----------------------------------------------------------------------------------------------------
- */
-/* oh_host_run_lane: the last block first, each between the two fences of OH_KERNEL. */
+/* ---- programs -------------------------------------------------------------------------------- */
+/* oh_host_run_worker: the last block first, each between the two fences of OH_KERNEL. */
 static void emit_lane_push(const builder *b, program *p, int k) {
     for (int block = b->m->calls[k].blocks; block >= 0; block--) {
         p->block = block;
@@ -769,7 +757,7 @@ static void emit_lane_push(const builder *b, program *p, int k) {
 
 static void emit_lane_host(const builder *b, program *p, int k) {
     const call *c = &b->m->calls[k];
-    emit(p, OP_EPOCH, epoch_word(b, p->rank, 0), 0, 0);
+    emit(p, OP_SEQUENCE, sequence_word(b, p->rank, 0), 0, 0);
     if (!is_host_path(c)) {
         fprintf(stderr, "explorer: a lane runs push and host paths alone\n");
         exit(2);
@@ -782,7 +770,7 @@ static void emit_lane_host(const builder *b, program *p, int k) {
         emit_host_1shot(b, p, k);
     else
         emit_host_1shot_one(b, p, k);
-    for (int block = 0; block < b->at.blocks; block++) emit_epoch(b, p, block, 0);
+    for (int block = 0; block < b->at.blocks; block++) emit_sequence(b, p, block, 0);
 }
 
 static void emit_lane(const builder *b, program *p) {
@@ -824,15 +812,15 @@ void model_build(const model *m, machine *out) {
     out->given_up = b.at.given_up;
     out->verdicts = b.at.verdicts;
     out->gives_up = m->gives_up;
-    out->spared_from = !m->losses ? MOST_CALLS : !m->spares_equal;
+    out->spared_from = !m->losses ? MAX_CALLS : !m->spares_equal;
     for (int w = 0; w < m->world * b.at.blocks; w++)
-        out->initial[b.at.epochs + w] = WORD(0, or_default(m->last_epoch, 1));
+        out->initial[b.at.sequences + w] = WORD(0, or_default(m->last_sequence, 1));
     for (int w = 0; m->old_progress && w < 2 * m->world; w++)
         out->initial[b.at.progress + w] =
-            WORD(OLD_STEPS, epoch_of(m, (int)epoch_of(m, 0) % 2 != w % 2));
+            WORD(OLD_STEPS, sequence_of(m, (int)sequence_of(m, 0) % 2 != w % 2));
     for (int rank = 0; rank < m->world; rank++)
         for (int i = 0; i < (m->lane ? 1 : b.at.blocks * b.at.threads); i++) {
-            if (out->thread_count == MOST_THREADS) {
+            if (out->thread_count == MAX_THREADS) {
                 fprintf(stderr, "explorer: a model needs too many threads\n");
                 exit(2);
             }

@@ -25,11 +25,11 @@ typedef struct call {
         chunk_units; /* of the message, of a chunk (0: one chunk); host paths: units are chunks */
 } call;
 
-typedef enum epoch_rule {
-    EPOCHS_BY_STRIDE,
-    EPOCH_BUMPED_BY_ONE,
-    EPOCHS_OWN_ONLY
-} epoch_rule;
+typedef enum sequence_rule {
+    SEQUENCES_BY_STRIDE,
+    SEQUENCE_BUMPED_BY_ONE,
+    SEQUENCES_OWN_ONLY
+} sequence_rule;
 
 /* Direct pull: when a block looks whether a rank has given up. */
 typedef enum look_rule {
@@ -43,16 +43,16 @@ typedef struct model {
     int world;
     bool lane; /* a rank is one host thread that runs block after block; else each (block, thread)
                   is one */
-    call calls[MOST_CALLS + 1];
+    call calls[MAX_CALLS + 1];
     int unit_words;    /* 0 means 1 */
     bool whole_chunks; /* OH_PUSH_WHOLE_CHUNK; always with `lane` */
-    int last_epoch;    /* before the first call; 0 means 1 */
+    int last_sequence; /* before the first call; 0 means 1 */
 
     bool in_order, no_guard;
     /* push */
-    epoch_rule epochs;
+    sequence_rule sequences;
     int sub_slots; /* 0 means 2 */
-    bool phase_per_chunk, one_phase, no_fence, units_wander;
+    bool parity_per_chunk, one_parity, no_fence, units_wander;
     bool one_result;     /* 2shot_push: one sub-slot for sums */
     bool scatters_ahead; /* 2shot_push: chunk k+1 before it gathers chunk k */
     bool no_boundary, overlap, no_meeting, no_signatures, wraps_to_odd;
@@ -65,7 +65,8 @@ typedef struct model {
     bool mail_one_way;      /* a mailbox never changes direction */
     bool publishes_relaxed; /* progress and signature without release */
     bool publishes_late;    /* host_1shot: chunk k after chunk k-1 is read */
-    bool old_progress;      /* progress words are of the same epochs, a turn of the count ago */
+    bool old_progress;      /* progress words are of the same sequence numbers, a turn of the count
+                             * ago */
     bool signature_first;   /* before the first progress word of a call */
     /* Giving up. A rank is one thread: one of a grid, without signatures, or a lane. When its call
        has failed, its program poisons its inputs and makes no other call. gives_up: ranks that may

@@ -7,7 +7,7 @@
  * blocks holds a lock that the other ranks on the GPU need. */
 #define PIECE 128
 
-/* ---- data ------------------------------------------------------------------------------------------------------ */
+/* ---- data ------------------------------------------------------------------------------------ */
 
 gpu_data *gpu_data_make(size_t room, int ranks) {
     gpu_data *data = shared_memory(sizeof *data);
@@ -46,7 +46,7 @@ void gpu_data_fill(gpu_data *data, gpu_rank *ranks, int here, input_kind kind, u
     gpu_data_sum(data, ranks, here, dtype, elements);
 }
 
-/* ---- benches --------------------------------------------------------------------------------------------------- */
+/* ---- benches --------------------------------------------------------------------------------- */
 
 void gpu_bench_open(gpu_bench *b, gpu_rank *rank, const gpu_data *data, size_t arena_bytes) {
     const size_t copy = oh_round_up(data->room * 4, 256) + 256;
@@ -82,7 +82,7 @@ void gpu_bench_close(gpu_bench *b) {
     free(b->places);
 }
 
-/* ---- one piece --------------------------------------------------------------------------------------------------- */
+/* ---- one piece ------------------------------------------------------------------------------- */
 
 /* The same on all ranks, whatever the offset. */
 static size_t cost_of(const gpu_bench *b, const gpu_call *c) {
@@ -128,7 +128,7 @@ static void prepare(gpu_bench *b, const gpu_call *calls, size_t n, bool echo) {
 static void make_call(gpu_bench *b, const gpu_call *c, size_t place, const gpu_how *how) {
     const gpu_rank *r = b->rank;
     const size_t size = reference_element_bytes(b->data->dtype);
-    const onehop_stream_t stream = c->second ? r->second : r->stream;
+    const onehop_stream stream = c->second ? r->second : r->stream;
     const int copy = c->shift ? (int)((c->shift + (unsigned)r->rank) & 1u) : 0;
     unsigned char *out = b->arena + place;
     const unsigned char *in = c->in_place ? out : b->in[copy] + c->first * size;
@@ -194,14 +194,14 @@ static void compare(gpu_bench *b, const gpu_call *calls, size_t n, const gpu_how
 
 /* Where a rank stands that gave up, and time for the others to say so too. */
 static void tell_state(const gpu_rank *r) {
-    uint64_t words[OH_LOCAL_EPOCHS / 8 + 8];
+    uint64_t words[OH_LOCAL_SEQUENCES / 8 + 8];
     onehop_comm *comm = r->context->comm;
     const oh_local *head = (const oh_local *)words;
     if (oh_comm_load_u64s(comm, comm->args.local, words, OH_LENGTH(words))) return;
-    fprintf(stderr, "rank %d of %d: running %u, stop %u, epochs", r->rank, r->world, head->running,
-            head->stop);
+    fprintf(stderr, "rank %d of %d: running %u, stop %u, sequence numbers", r->rank, r->world,
+            head->running, head->stop);
     for (int b = 0; b < 6; b++)
-        fprintf(stderr, " %llx", (unsigned long long)words[OH_LOCAL_EPOCHS / 8 + b]);
+        fprintf(stderr, " %llx", (unsigned long long)words[OH_LOCAL_SEQUENCES / 8 + b]);
     fprintf(stderr, "; %s\n", onehop_last_error());
     sleep(1);
 }

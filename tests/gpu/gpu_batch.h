@@ -10,7 +10,7 @@
 #include "gpu_ranks.h"
 #include "reference.h"
 
-/* ---- data: inputs of all ranks and their sum, in memory shared by processes ------------------------------------ */
+/* ---- data: inputs of all ranks and their sum, in memory shared by processes ------------------ */
 typedef struct gpu_data {
     size_t room; /* elements */
     onehop_dtype dtype;
@@ -26,12 +26,12 @@ void gpu_data_fill(gpu_data *data, gpu_rank *ranks, int here, input_kind kind, u
 /* The second half of that, over inputs made by the caller. */
 void gpu_data_sum(gpu_data *data, gpu_rank *ranks, int here, onehop_dtype dtype, size_t elements);
 
-/* ---- calls --------------------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 typedef struct gpu_call {
     size_t count;
-    size_t first; /* of the window; a multiple of 8 if shift is 0 */
-    unsigned
-        shift; /* 0: in and out on 16 bytes; else both off by numbers that differ from rank to rank */
+    size_t first;   /* of the window; a multiple of 8 if shift is 0 */
+    unsigned shift; /* 0: in and out on 16 bytes; else both off by numbers that differ from rank to
+                * rank */
     bool in_place;
     uint32_t blocks, threads; /* 0: automatic */
     int slow_rank;            /* its stream is busy for slow_us before the call */

@@ -56,7 +56,7 @@ static void find_driver(void) {
                                    0, NULL, NULL, 0));
 }
 
-/* ---- context manners --------------------------------------------------------------------------------------- */
+/* ---- context manners ------------------------------------------------------------------------- */
 
 static bool enter(const gpu_rank *r) {
     oh_cu_context current = NULL;
@@ -82,7 +82,7 @@ static oh_cu_ptr address(const void *memory) {
     return (oh_cu_ptr)(uintptr_t)memory;
 }
 
-/* ---- ranks ------------------------------------------------------------------------------------------------- */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
 static void load_helpers(gpu_rank *r) {
     static const char *const names[HELPERS] = {"helper_spin", "helper_consume", "helper_compare"};
@@ -98,7 +98,7 @@ static int ordinal_of(const gpu_setup *s, int rank) {
     return s->ordinals ? s->ordinals[rank] : rank % s->gpus;
 }
 
-static void wait_for(const gpu_rank *rank, onehop_stream_t stream) {
+static void wait_for(const gpu_rank *rank, onehop_stream stream) {
     IN_CONTEXT(rank, oh_cu.cuStreamSynchronize(stream));
 }
 
@@ -173,7 +173,7 @@ void gpu_run_here(const gpu_setup *s, int rank, onehop_group *group, gpu_fn fn, 
 static void run_single(const gpu_setup *s, gpu_fn fn, void *argument) {
     onehop_config config = config_of(s);
     onehop_device devices[ONEHOP_MAX_RANKS];
-    onehop_t *contexts[ONEHOP_MAX_RANKS] = {NULL};
+    onehop_context *contexts[ONEHOP_MAX_RANKS] = {NULL};
     gpu_rank *ranks = calloc((size_t)s->world, sizeof *ranks);
     CHECK(ranks != NULL);
     for (int i = 0; i < s->world; i++) {
@@ -198,7 +198,8 @@ typedef struct job {
 static void job_main(int rank, int world_size, void *argument) {
     const job *j = argument;
     (void)world_size;
-    /* A process with one rank needs no queue per stream of many ranks, and under MPS the GPU has only so many. */
+    /* A process with one rank needs no queue per stream of many ranks, and under MPS the GPU has
+     * only so many. */
     if (j->setup->layout == GPU_PROCESSES) unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
     gpu_run_here(j->setup, rank, j->groups ? j->groups[rank] : NULL, j->fn, j->argument);
 }
@@ -226,13 +227,13 @@ void gpu_expect_idle(gpu_rank *ranks, int here) {
     gpu_barrier(&ranks[0]);
     for (int i = 0; i < here; i++) {
         const gpu_rank *r = &ranks[i];
-        const oh_planes *p = &r->context->planes;
-        const char *plane = (const char *)r->context->slabs[r->rank].ptr + p->push;
+        const oh_regions *p = &r->context->regions;
+        const char *region = (const char *)r->context->buffers[r->rank].ptr + p->push;
         const size_t bytes = 2 * (size_t)r->world * p->slot_bytes;
         const uint64_t *words = r->pinned;
         for (size_t at = 0; at < bytes; at += GPU_PINNED_BYTES) {
             const size_t now = bytes - at < GPU_PINNED_BYTES ? bytes - at : GPU_PINNED_BYTES;
-            gpu_read(r, r->pinned, plane + at, now);
+            gpu_read(r, r->pinned, region + at, now);
             for (size_t w = 0; w < now / 8; w++)
                 if (words[w] != UINT64_MAX)
                     FAIL("rank %d of %d: bytes %zu.. of its push slots of %llu bytes hold 0x%llx: "
@@ -258,7 +259,7 @@ void gpu_expect_failure(gpu_rank *rank, onehop_result expected, int peer, onehop
         FAIL("%s: rank %d: its stream is not idle", what, rank->rank);
 }
 
-/* ---- memory and work ----------------------------------------------------------------------------------------- */
+/* ---- memory and work ------------------------------------------------------------------------- */
 
 void *gpu_alloc(const gpu_rank *rank, size_t bytes) {
     oh_cu_ptr memory = 0;
@@ -295,22 +296,21 @@ void gpu_fill(const gpu_rank *rank, void *to, int byte, size_t bytes) {
 }
 
 void gpu_copy_later(const gpu_rank *rank, void *to, const void *from, size_t bytes,
-                    onehop_stream_t stream) {
+                    onehop_stream stream) {
     if (bytes) IN_CONTEXT(rank, oh_cu.cuMemcpyAsync(address(to), address(from), bytes, stream));
 }
 
-void gpu_fill_later(const gpu_rank *rank, void *to, int byte, size_t bytes,
-                    onehop_stream_t stream) {
+void gpu_fill_later(const gpu_rank *rank, void *to, int byte, size_t bytes, onehop_stream stream) {
     if (bytes)
         IN_CONTEXT(rank, oh_cu.cuMemsetD8Async(address(to), (unsigned char)byte, bytes, stream));
 }
 
 void gpu_fill_words_later(const gpu_rank *rank, void *to, uint32_t word, size_t words,
-                          onehop_stream_t stream) {
+                          onehop_stream stream) {
     IN_CONTEXT(rank, more.cuMemsetD32Async(address(to), word, words, stream));
 }
 
-bool gpu_stream_idle(const gpu_rank *rank, onehop_stream_t stream) {
+bool gpu_stream_idle(const gpu_rank *rank, onehop_stream stream) {
     const bool entered = enter(rank);
     const oh_cu_result result = oh_cu.cuStreamQuery(stream);
     leave(entered);
@@ -318,18 +318,18 @@ bool gpu_stream_idle(const gpu_rank *rank, onehop_stream_t stream) {
     return result == OH_CU_SUCCESS;
 }
 
-onehop_stream_t gpu_stream_make(const gpu_rank *rank) {
+onehop_stream gpu_stream_make(const gpu_rank *rank) {
     oh_cu_stream stream = NULL;
     IN_CONTEXT(rank, oh_cu.cuStreamCreate(&stream, OH_CU_STREAM_NON_BLOCKING));
     return stream;
 }
 
-void gpu_stream_free(const gpu_rank *rank, onehop_stream_t stream) {
+void gpu_stream_free(const gpu_rank *rank, onehop_stream stream) {
     IN_CONTEXT(rank, oh_cu.cuStreamDestroy_v2(stream));
 }
 
 static void launch(const gpu_rank *rank, gpu_helper helper, uint32_t blocks, uint32_t threads,
-                   helper_args args, bool pdl, onehop_stream_t stream) {
+                   helper_args args, bool pdl, onehop_stream stream) {
     oh_cu_launch_attribute attribute = {OH_CU_ATTRIBUTE_PDL, 0, {{0}}};
     oh_cu_launch_config config = {blocks, 1, 1,      threads,    1,
                                   1,      0, stream, &attribute, pdl ? 1u : 0u};
@@ -338,32 +338,32 @@ static void launch(const gpu_rank *rank, gpu_helper helper, uint32_t blocks, uin
     IN_CONTEXT(rank, oh_cu.cuLaunchKernelEx(&config, rank->helpers[helper], parameters, NULL));
 }
 
-void gpu_spin_later(const gpu_rank *rank, unsigned us, onehop_stream_t stream) {
+void gpu_spin_later(const gpu_rank *rank, unsigned us, onehop_stream stream) {
     const helper_args args = {us * 1000ull, 0, 0, 0};
     launch(rank, HELPER_SPIN, 1, 32, args, false, stream);
 }
 
 void gpu_consume_later(const gpu_rank *rank, void *to, const void *from, size_t bytes,
-                       onehop_stream_t stream) {
+                       onehop_stream stream) {
     const helper_args args = {(uintptr_t)to, (uintptr_t)from, bytes, 0};
     launch(rank, HELPER_CONSUME, 2 * rank->multiprocessors, 1024, args, true, stream);
 }
 
 void gpu_compare_later(const gpu_rank *rank, const void *found, const void *expected, size_t words,
-                       uint32_t *count, onehop_stream_t stream) {
+                       uint32_t *count, onehop_stream stream) {
     const helper_args args = {(uintptr_t)found, (uintptr_t)expected, words, (uintptr_t)count};
     launch(rank, HELPER_COMPARE, rank->multiprocessors, 256, args, false, stream);
 }
 
-/* ---- graphs ---------------------------------------------------------------------------------------------------- */
+/* ---- graphs ---------------------------------------------------------------------------------- */
 
-static int contexts_of(gpu_rank *const *ranks, int here, onehop_t **contexts) {
+static int contexts_of(gpu_rank *const *ranks, int here, onehop_context **contexts) {
     for (int i = 0; i < here; i++) contexts[i] = ranks[i]->context;
     return contexts[0]->group ? 0 : here;
 }
 
 void gpu_capture_begin(gpu_rank *const *ranks, int here) {
-    onehop_t *contexts[ONEHOP_MAX_RANKS] = {NULL};
+    onehop_context *contexts[ONEHOP_MAX_RANKS] = {NULL};
     const int all = contexts_of(ranks, here, contexts);
     gpu_barrier(ranks[0]);
     if (all) CHECK_OK(onehop_capture_begin_all(contexts, all));
@@ -381,7 +381,7 @@ static void make_graph(gpu_rank *rank, gpu_graph *graph) {
 }
 
 void gpu_capture_end(gpu_rank *const *ranks, int here, gpu_graph *graphs) {
-    onehop_t *contexts[ONEHOP_MAX_RANKS] = {NULL};
+    onehop_context *contexts[ONEHOP_MAX_RANKS] = {NULL};
     const int all = contexts_of(ranks, here, contexts);
     for (int i = 0; i < here; i++)
         IN_CONTEXT(ranks[i], more.cuStreamEndCapture(ranks[i]->stream, &graphs[i].graph));
@@ -401,7 +401,7 @@ void gpu_capture_end_mapped(gpu_rank *rank, const void *const *in, void *const *
     gpu_barrier(rank);
 }
 
-void gpu_graph_launch(const gpu_rank *rank, const gpu_graph *graph, onehop_stream_t stream) {
+void gpu_graph_launch(const gpu_rank *rank, const gpu_graph *graph, onehop_stream stream) {
     IN_CONTEXT(rank, more.cuGraphLaunch(graph->exec, stream));
 }
 

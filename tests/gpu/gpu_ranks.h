@@ -31,11 +31,11 @@ typedef enum gpu_helper {
 
 typedef struct gpu_rank {
     int rank, world, gpu;
-    onehop_t *context;
+    onehop_context *context;
     oh_cu_device device;
     oh_cu_context primary;
-    onehop_stream_t stream, second; /* non-blocking */
-    void *pinned;                   /* host memory, GPU_PINNED_BYTES */
+    onehop_stream stream, second; /* non-blocking */
+    void *pinned;                 /* host memory, GPU_PINNED_BYTES */
     oh_cu_function helpers[HELPERS];
     uint32_t multiprocessors;
 } gpu_rank;
@@ -70,14 +70,14 @@ void gpu_run_here(const gpu_setup *setup, int rank, onehop_group *group, gpu_fn 
 /* Collective; does nothing where one thread drives all. */
 void gpu_barrier(const gpu_rank *rank);
 
-/* Collective: every word of both phases of all push slots is armed. */
+/* Collective: every word of both parities of all push slots is armed. */
 void gpu_expect_idle(gpu_rank *ranks, int here);
 
 /* What remains of a dead communicator: the result, from status too, and the culprit. */
 void gpu_expect_failure(gpu_rank *rank, onehop_result expected, int peer, onehop_result found,
                         const char *what);
 
-/* ---- memory and work, in the context of the rank's GPU --------------------------------------------------- */
+/* ---- memory and work, in the context of the rank's GPU --------------------------------------- */
 void *gpu_alloc(const gpu_rank *rank, size_t bytes);
 void gpu_free(const gpu_rank *rank, void *memory);
 void *gpu_alloc_pinned(const gpu_rank *rank, size_t bytes);
@@ -88,24 +88,24 @@ void gpu_write(const gpu_rank *rank, void *to, const void *from, size_t bytes);
 void gpu_read(const gpu_rank *rank, void *to, const void *from, size_t bytes);
 void gpu_fill(const gpu_rank *rank, void *to, int byte, size_t bytes);
 void gpu_copy_later(const gpu_rank *rank, void *to, const void *from, size_t bytes,
-                    onehop_stream_t stream);
-void gpu_fill_later(const gpu_rank *rank, void *to, int byte, size_t bytes, onehop_stream_t stream);
+                    onehop_stream stream);
+void gpu_fill_later(const gpu_rank *rank, void *to, int byte, size_t bytes, onehop_stream stream);
 void gpu_fill_words_later(const gpu_rank *rank, void *to, uint32_t word, size_t words,
-                          onehop_stream_t stream);
-bool gpu_stream_idle(const gpu_rank *rank, onehop_stream_t stream);
+                          onehop_stream stream);
+bool gpu_stream_idle(const gpu_rank *rank, onehop_stream stream);
 
-onehop_stream_t gpu_stream_make(const gpu_rank *rank);
-void gpu_stream_free(const gpu_rank *rank, onehop_stream_t stream);
+onehop_stream gpu_stream_make(const gpu_rank *rank);
+void gpu_stream_free(const gpu_rank *rank, onehop_stream stream);
 
 /* Keeps the stream busy for a while. */
-void gpu_spin_later(const gpu_rank *rank, unsigned us, onehop_stream_t stream);
+void gpu_spin_later(const gpu_rank *rank, unsigned us, onehop_stream stream);
 /* An ordinary kernel with programmatic dependent launch that fills the GPU: waits for its
  * predecessor, then copies. */
 void gpu_consume_later(const gpu_rank *rank, void *to, const void *from, size_t bytes,
-                       onehop_stream_t stream);
+                       onehop_stream stream);
 /* Adds to *count, on the GPU, how many words differ. */
 void gpu_compare_later(const gpu_rank *rank, const void *found, const void *expected, size_t words,
-                       uint32_t *count, onehop_stream_t stream);
+                       uint32_t *count, onehop_stream stream);
 
 typedef struct gpu_graph {
     oh_cu_graph graph;
@@ -119,7 +119,7 @@ void gpu_capture_end(gpu_rank *const *ranks, int here, gpu_graph *graphs_out);
 /* The same for one rank, with the addresses of its rows: onehop_capture_end_mapped. */
 void gpu_capture_end_mapped(gpu_rank *rank, const void *const *in, void *const *out, size_t count,
                             gpu_graph *graph_out);
-void gpu_graph_launch(const gpu_rank *rank, const gpu_graph *graph, onehop_stream_t stream);
+void gpu_graph_launch(const gpu_rank *rank, const gpu_graph *graph, onehop_stream stream);
 void gpu_graph_free(const gpu_rank *rank, gpu_graph *graph);
 
 /* Text of the image `name`.fatbin beside this program; fails if it is missing. Never freed. */

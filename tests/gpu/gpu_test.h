@@ -19,8 +19,8 @@
         if (!(condition)) gpu_fail(__FILE__, __LINE__, #condition);                                \
     } while (0)
 
-/* The call gives `expected` and leaves this thread's current context and capture mode as they were.
- */
+/* The call gives `expected` and leaves this thread's current context and capture mode as they
+ * were. */
 #define EXPECT(expected, call)                                                                     \
     do {                                                                                           \
         struct gpu_state before_ = gpu_state_now();                                                \
@@ -83,8 +83,8 @@ static inline struct gpu_state gpu_state_now(void) {
     return state;
 }
 
-/* Opens the driver or ends the program as skipped. Call before anything else of CUDA, after forks.
- */
+/* Opens the driver or ends the program as skipped. Call before anything else of CUDA, after
+ * forks. */
 static inline void gpu_begin(void) {
     const char *reason = oh_cuda_absent_reason();
     if (reason == NULL && oh_cuda_device_count() == 0) reason = "the driver shows no GPU";

@@ -1,5 +1,5 @@
-/* Kernels of test_gpu_litmus.c: small programs that ask the machine what the protocols rely on. Every loop is bounded
- * by a count or by the clock. */
+/* Kernels of test_gpu_litmus.c: small programs that ask the machine what the protocols rely on.
+ * Every loop is bounded by a count or by the clock. */
 
 struct litmus_args {
     unsigned long long mine, peer; /* addresses of this GPU's and the other's memory */
@@ -70,9 +70,10 @@ __device__ static inline litmus_counts *counts_of(const litmus_args &a) {
     return (litmus_counts *)a.counts;
 }
 
-/* ---- (i) completion through kernels that never wait ---------------------------------------------------------
- * first -> pass (any number) -> last, in one stream with programmatic dependent launch. `pass` triggers at once and
- * does not wait. Has `first` ended when `last` comes out of its wait? */
+/* ---- (i) completion through kernels that never wait
+ * --------------------------------------------------------- first -> pass (any number) -> last, in
+ * one stream with programmatic dependent launch. `pass` triggers at once and does not wait. Has
+ * `first` ended when `last` comes out of its wait? */
 extern "C" __global__ void litmus_first(const __grid_constant__ litmus_args a) {
     const u64 begun = now_ns();
     pdl_wait();
@@ -90,10 +91,11 @@ extern "C" __global__ void litmus_last(const __grid_constant__ litmus_args a) {
     if (ld_relaxed_gpu(a.mine) != a.round) atomicAdd(&counts_of(a)->early, 1u);
 }
 
-/* ---- (ii) re-arm against push, no fence between ----------------------------------------------------------------
- * Each thread exchanges units with the same thread of the other GPU through two sub-slots in turn: push round c to the
- * peer, wait for the peer's round c, re-arm, go on. A re-arming that lands after the peer's push of round c+2 loses it,
- * and the wait never ends. Slot memory: 2 sub-slots x threads x 16 bytes, armed. */
+/* ---- (ii) re-arm against push, no fence between
+ * ---------------------------------------------------------------- Each thread exchanges units with
+ * the same thread of the other GPU through two sub-slots in turn: push round c to the peer, wait
+ * for the peer's round c, re-arm, go on. A re-arming that lands after the peer's push of round c+2
+ * loses it, and the wait never ends. Slot memory: 2 sub-slots x threads x 16 bytes, armed. */
 extern "C" __global__ void __launch_bounds__(256) litmus_rearm(const __grid_constant__ litmus_args a) {
     const u64 me = (u64)blockIdx.x * blockDim.x + threadIdx.x, half = (u64)gridDim.x * blockDim.x * 16;
     u32 wrong = 0, c;
@@ -121,11 +123,12 @@ extern "C" __global__ void __launch_bounds__(256) litmus_rearm(const __grid_cons
     atomicAdd(&counts_of(a)->trials, a.rounds);
 }
 
-/* ---- (iii) weak peer loads after a relaxed enter ------------------------------------------------------------------
- * A kernel writes its GPU's data with weak stores. The next one, after its wait, tells the peer's same block by a
- * relaxed store, waits for the peer's word with relaxed loads, and reads the peer's data with weak loads. Then the
- * same again as an exit, so that nobody overwrites what is being read.
- * Memory: data (grid x 256 x 16 bytes), enter words, exit words (128 bytes a block each). */
+/* ---- (iii) weak peer loads after a relaxed enter
+ * ------------------------------------------------------------------ A kernel writes its GPU's data
+ * with weak stores. The next one, after its wait, tells the peer's same block by a relaxed store,
+ * waits for the peer's word with relaxed loads, and reads the peer's data with weak loads. Then the
+ * same again as an exit, so that nobody overwrites what is being read. Memory: data (grid x 256 x
+ * 16 bytes), enter words, exit words (128 bytes a block each). */
 extern "C" __global__ void __launch_bounds__(256) litmus_write(const __grid_constant__ litmus_args a) {
     const u64 p = a.mine + ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 16;
     pdl_wait();

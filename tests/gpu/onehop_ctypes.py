@@ -25,21 +25,21 @@ class onehop_device(Structure):
 class onehop_config(Structure):
     _fields_ = [("struct_size", c_size_t), ("group", c_void_p), ("rank", c_int), ("world_size", c_int),
                 ("name", c_char_p), ("device", onehop_device), ("max_bytes", c_size_t), ("push_bytes", c_size_t),
-                ("pull_bytes", c_size_t), ("max_blocks", c_uint32), ("max_rows", c_uint32), ("timeout_ms", c_uint32),
+                ("pull_bytes", c_size_t), ("max_blocks", c_uint32), ("max_registrations", c_uint32), ("timeout_ms", c_uint32),
                 ("init_timeout_ms", c_uint32), ("flags", c_uint32), ("reserved", c_uint32)]
 
 
 class onehop_call(Structure):
     _fields_ = [("struct_size", c_size_t), ("algorithm", c_int), ("source", c_int), ("blocks", c_uint32),
-                ("threads", c_uint32), ("row", c_uint32), ("reserved", c_uint32), ("prefetch", c_void_p),
+                ("threads", c_uint32), ("registration", c_uint32), ("reserved", c_uint32), ("prefetch", c_void_p),
                 ("prefetch_bytes", c_size_t)]
 
 
 class onehop_stats(Structure):
     _fields_ = [("calls", c_uint64), ("bytes", c_uint64), ("calls_by", c_uint64 * 16), ("symmetric_bytes", c_uint64),
-                ("local_bytes", c_uint64), ("host_bytes", c_uint64), ("rows_used", c_uint32),
-                ("rows_total", c_uint32), ("push_bytes", c_uint64), ("pull_bytes", c_uint64),
-                ("rows_direct", c_uint64), ("rows_staged", c_uint64), ("reserved", c_uint64 * 4)]
+                ("local_bytes", c_uint64), ("host_bytes", c_uint64), ("registrations_used", c_uint32),
+                ("registrations_total", c_uint32), ("push_bytes", c_uint64), ("pull_bytes", c_uint64),
+                ("registrations_direct", c_uint64), ("registrations_staged", c_uint64), ("reserved", c_uint64 * 4)]
 
 
 class Failure(Exception):

@@ -172,7 +172,7 @@ class Rank:
             self.captured(ar, lambda x: ar.all_reduce(x, algorithm="1shot_pull", source="graph"), count, "1shot_pull")
             self.captured(ar, lambda x: ar.all_reduce_(x, algorithm="2shot_pull", source="graph"), count, "2shot_pull")
         stats = ar.stats()
-        assert stats.rows_direct > 0, stats
+        assert stats.registrations_direct > 0, stats
 
     def made(self, seed, *shape):
         return self.torch.randn(shape, generator=self.torch.Generator().manual_seed(seed)).to(self.device)

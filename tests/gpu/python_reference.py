@@ -141,7 +141,7 @@ def rank_main(device, rank, shared):
         if said:
             bad[" ".join(map(str, combination))] = said
     stats = me.comm.obj.stats()
-    print("ANSWER", json.dumps({"bad": bad, "direct": stats.rows_direct, "staged": stats.rows_staged}), flush=True)
+    print("ANSWER", json.dumps({"bad": bad, "direct": stats.registrations_direct, "staged": stats.registrations_staged}), flush=True)
     me.barrier()
     me.comm.close()
     torch.distributed.destroy_process_group()

@@ -14,7 +14,7 @@ enum {
     SHARED_BYTES = 5 << 20
 }; /* no multiple of the granularity */
 
-/* ---- a message with a descriptor ----------------------------------------------------------------- */
+/* ---- a message with a descriptor ------------------------------------------------------------- */
 
 static void send_handle(int socket, const oh_mem_handle *handle, int fd) {
     union {
@@ -63,7 +63,7 @@ static void hear(int socket, char word) {
     CHECK(read(socket, &heard, 1) == 1 && heard == word);
 }
 
-/* ---- the other process --------------------------------------------------------------------------- */
+/* ---- the other process ----------------------------------------------------------------------- */
 
 static void refuse_bad_handles(oh_device *device, const oh_mem_handle *good, int fd) {
     oh_mem none = {NULL, 0, NULL};
@@ -131,7 +131,7 @@ static void export_import(oh_device *device, uint32_t kinds, int socket) {
     hear(socket, 'd');
 }
 
-/* ---- within this process ------------------------------------------------------------------------- */
+/* ---- within this process --------------------------------------------------------------------- */
 
 /* By handle as a peer would, or directly: both find the one mapping. */
 static void share_within_process(oh_device *owner, bool by_handle) {

@@ -19,8 +19,7 @@ enum {
     CYCLES = 100
 };
 
-/* ---- orders to the other process
- * ----------------------------------------------------------------- */
+/* ---- orders to the other process ------------------------------------------------------------- */
 
 enum {
     SLOTS = 4
@@ -202,8 +201,7 @@ static int other_process(int socket) {
     return 0;
 }
 
-/* ---- exports
- * ------------------------------------------------------------------------------------- */
+/* ---- exports --------------------------------------------------------------------------------- */
 
 static oh_mem_handle *find_pieces(oh_device *device, const void *ptr, size_t bytes, size_t *count) {
     const oh_range range = {(uintptr_t)ptr, bytes};
@@ -282,8 +280,7 @@ static void counted(oh_device *device, int socket) {
     for (int i = 0; i < 2; i++) device->ops->local_free(device, small[i]);
 }
 
-/* ---- again and again
- * ----------------------------------------------------------------------------- */
+/* ---- again and again ------------------------------------------------------------------------- */
 
 /* Allocated, shared, freed: the next allocation mostly gets the same address, and must not be taken
  * for the one before. Returns where it lay. */
@@ -320,14 +317,14 @@ static void no_leak(oh_device *device, int socket) {
            reused > 0 ? "" : ": WARNING: reuse of an address was not tested");
 }
 
-/* ---- chunks side by side
- * ----------------------------------------------------------------------------- */
+/* ---- chunks side by side --------------------------------------------------------------------- */
 
 enum {
     CHUNKS = 3
 };
 
-/* As an allocator with growing segments has them; the last is made without a handle if so wanted. */
+/* As an allocator with growing segments has them; the last is made without a handle if so
+ * wanted. */
 typedef struct segment {
     oh_cu_allocation chunks[CHUNKS];
     oh_cu_ptr start;
@@ -412,8 +409,7 @@ static void chunks_both_ways(oh_device *device, int socket) {
     drop_segment(device, &s);
 }
 
-/* ---- memory that is not shared
- * ----------------------------------------------------------------------------- */
+/* ---- memory that is not shared --------------------------------------------------------------- */
 
 /* The piece in which ptr lies says what it is. */
 static void unshared(oh_device *device, const void *ptr, size_t bytes, const char *sentence) {
@@ -518,8 +514,7 @@ static void memory_of_another_gpu(oh_device *device) {
     far->ops->close(far);
 }
 
-/* ---- within this process, and our own allocations
- * ------------------------------------------------ */
+/* ---- within this process, and our own allocations -------------------------------------------- */
 
 static void share_pieces(oh_device *owner, oh_device *reader, char *memory, size_t bytes,
                          size_t expected) {

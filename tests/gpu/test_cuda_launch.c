@@ -26,8 +26,7 @@ static const oh_device_ops *ops;
 static oh_function functions[KERNELS];
 static void *words;
 
-/* ---- the image
- * -------------------------------------------------------------------------------------- */
+/* ---- the image ------------------------------------------------------------------------------- */
 
 static void *read_image(const char *path, size_t *bytes_out) {
     FILE *file = fopen(path, "rb");
@@ -78,16 +77,15 @@ static void load(const void *image, size_t bytes) {
     }
 }
 
-/* ---- launches
- * --------------------------------------------------------------------------------------- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 static oh_launch launch_of(const oh_function *function, const struct tiny_args *args,
-                           onehop_stream_t stream) {
+                           onehop_stream stream) {
     oh_launch launch = {function, args, sizeof *args, WORDS / 256, 256, stream};
     return launch;
 }
 
-static void wait_idle(onehop_stream_t stream) {
+static void wait_idle(onehop_stream stream) {
     bool idle = false;
     while (!idle) OK(ops->stream_idle(device, stream, &idle)); /* the alarm ends it */
 }
@@ -98,7 +96,7 @@ static void expect_words(unsigned int first, unsigned int step) {
     for (unsigned int i = 0; i < WORDS; i++) CHECK(host[i] == first + i * step);
 }
 
-static void arguments_arrive(onehop_stream_t stream) {
+static void arguments_arrive(onehop_stream stream) {
     struct tiny_args args = {(uintptr_t)words, 4711, WORDS};
     oh_launch launch = launch_of(&functions[WRITE], &args, stream);
     OK(ops->fill(device, words, 0xEE, WORDS * 4));
@@ -114,7 +112,7 @@ static unsigned int steps_on_host(void) {
     return x;
 }
 
-static void queue_steps(oh_function *step, onehop_stream_t stream) {
+static void queue_steps(oh_function *step, onehop_stream stream) {
     for (unsigned int i = 0; i < STEPS; i++) {
         struct tiny_args args = {(uintptr_t)words, i + 3, WORDS};
         oh_launch launch = launch_of(step, &args, stream);
@@ -122,7 +120,7 @@ static void queue_steps(oh_function *step, onehop_stream_t stream) {
     }
 }
 
-static void chain(onehop_stream_t stream, bool pdl) {
+static void chain(onehop_stream stream, bool pdl) {
     oh_function step = functions[STEP];
     step.pdl = step.pdl && pdl;
     OK(ops->fill(device, words, 0, WORDS * 4));
@@ -131,7 +129,7 @@ static void chain(onehop_stream_t stream, bool pdl) {
     expect_words(steps_on_host(), 0);
 }
 
-static void captured(onehop_stream_t stream, bool pdl) {
+static void captured(onehop_stream stream, bool pdl) {
     oh_function step = functions[STEP];
     oh_cu_graph graph = NULL;
     gpu_graph_exec exec = NULL;
@@ -153,7 +151,7 @@ static void captured(onehop_stream_t stream, bool pdl) {
     DRIVER(gpu.cuGraphDestroy(graph));
 }
 
-static void bad_launch(onehop_stream_t stream) {
+static void bad_launch(onehop_stream stream) {
     struct tiny_args args = {(uintptr_t)words, 0, 0};
     oh_launch launch = launch_of(&functions[EMPTY], &args, stream);
     launch.threads = 4096;
@@ -169,7 +167,7 @@ static void *fresh_thread(void *stream) {
 }
 
 /* Empty launches, with the queue drained every 256 so that a full queue is not what is measured. */
-static void time_launches(onehop_stream_t stream, bool pdl) {
+static void time_launches(onehop_stream stream, bool pdl) {
     enum {
         CALLS = 10000,
         BATCH = 256

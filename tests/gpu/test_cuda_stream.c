@@ -7,23 +7,23 @@
 static oh_device *device;
 static const oh_device_ops *ops;
 
-/* ---- a stream that stays busy until it is let go ----------------------------------------- */
+/* ---- a stream that stays busy until it is let go --------------------------------------------- */
 
 static void wait_for_word(void *word) {
     while (atomic_load_explicit((atomic_int *)word, memory_order_acquire) == 0) oh_sleep_us(50);
 }
 
-static bool idle(onehop_stream_t stream) {
+static bool idle(onehop_stream stream) {
     bool answer = false;
     OK(ops->stream_idle(device, stream, &answer));
     return answer;
 }
 
-static void wait_idle(onehop_stream_t stream) {
+static void wait_idle(onehop_stream stream) {
     while (!idle(stream)) oh_sleep_us(100); /* the alarm ends it */
 }
 
-static onehop_stream_t new_stream(unsigned int flags) {
+static onehop_stream new_stream(unsigned int flags) {
     oh_cu_stream stream = NULL;
     DRIVER(gpu.cuCtxSetCurrent(oh_cuda_of(device)->context));
     DRIVER(oh_cu.cuStreamCreate(&stream, flags));
@@ -31,8 +31,7 @@ static onehop_stream_t new_stream(unsigned int flags) {
     return stream;
 }
 
-/* ---- identity
- * ------------------------------------------------------------------------------------- */
+/* ---- identity -------------------------------------------------------------------------------- */
 
 static void *per_thread_id(void *out) {
     oh_stream_info info;
@@ -42,7 +41,7 @@ static void *per_thread_id(void *out) {
 }
 
 static void identity(void) {
-    onehop_stream_t a = new_stream(OH_CU_STREAM_NON_BLOCKING), b = new_stream(0);
+    onehop_stream a = new_stream(OH_CU_STREAM_NON_BLOCKING), b = new_stream(0);
     oh_stream_info ia, ib, again, legacy;
     uint64_t here, there;
     pthread_t thread;
@@ -85,10 +84,9 @@ static void foreign_stream(int ordinal) {
     DRIVER(gpu.cuCtxDestroy_v2(context));
 }
 
-/* ---- idleness and order
- * --------------------------------------------------------------------------- */
+/* ---- idleness and order ---------------------------------------------------------------------- */
 
-static void order(onehop_stream_t earlier, onehop_stream_t later) {
+static void order(onehop_stream earlier, onehop_stream later) {
     void *memory;
     atomic_int word;
     atomic_init(&word, 0);
@@ -111,8 +109,7 @@ static void order(onehop_stream_t earlier, onehop_stream_t later) {
     ops->local_free(device, memory);
 }
 
-/* ---- capture
- * --------------------------------------------------------------------------------------- */
+/* ---- capture --------------------------------------------------------------------------------- */
 
 static void internal_calls_are_legal(void) {
     oh_mem mem;
@@ -129,7 +126,7 @@ static void internal_calls_are_legal(void) {
     ops->mem_release(device, &mem);
 }
 
-static size_t end_capture(onehop_stream_t stream) {
+static size_t end_capture(onehop_stream stream) {
     oh_cu_graph graph = NULL;
     size_t nodes = 0;
     DRIVER(gpu.cuStreamEndCapture(stream, &graph));
@@ -140,7 +137,7 @@ static size_t end_capture(onehop_stream_t stream) {
 
 /* A capture in the strictest mode, into which internal calls of this thread fall. */
 static void capture(unsigned int flags) {
-    onehop_stream_t a = new_stream(flags), b = new_stream(OH_CU_STREAM_NON_BLOCKING);
+    onehop_stream a = new_stream(flags), b = new_stream(OH_CU_STREAM_NON_BLOCKING);
     oh_stream_info info;
     bool answer = true;
     void *memory;
@@ -177,8 +174,8 @@ static void capture(unsigned int flags) {
 
 /* Two streams of one capture: the event becomes an edge. */
 static void order_within_capture(void) {
-    onehop_stream_t a = new_stream(OH_CU_STREAM_NON_BLOCKING);
-    onehop_stream_t b = new_stream(OH_CU_STREAM_NON_BLOCKING);
+    onehop_stream a = new_stream(OH_CU_STREAM_NON_BLOCKING);
+    onehop_stream b = new_stream(OH_CU_STREAM_NON_BLOCKING);
     oh_cu_event fork;
     oh_stream_info info;
     void *memory;
@@ -215,7 +212,7 @@ static void expect_gone(_Atomic int *gone, int expected) {
 
 /* Who is tied to a captured graph hears of the end of the last thing made from it. */
 static void retain_graph(void) {
-    onehop_stream_t a = new_stream(OH_CU_STREAM_NON_BLOCKING);
+    onehop_stream a = new_stream(OH_CU_STREAM_NON_BLOCKING);
     oh_cu_graph graph;
     gpu_graph_exec exec;
     oh_stream_info info;
@@ -272,7 +269,7 @@ static void *fresh_thread(void *none) {
     return none;
 }
 
-static double ns_per_stream_info(onehop_stream_t stream) {
+static double ns_per_stream_info(onehop_stream stream) {
     enum {
         CALLS = 100000
     };
@@ -298,8 +295,8 @@ int main(void) {
     current_contexts();
     CHECK(pthread_create(&thread, NULL, fresh_thread, NULL) == 0);
     CHECK(pthread_join(thread, NULL) == 0);
-    onehop_stream_t a = new_stream(OH_CU_STREAM_NON_BLOCKING);
-    onehop_stream_t b = new_stream(OH_CU_STREAM_NON_BLOCKING);
+    onehop_stream a = new_stream(OH_CU_STREAM_NON_BLOCKING);
+    onehop_stream b = new_stream(OH_CU_STREAM_NON_BLOCKING);
     order(a, b);
     order(b, a);
     order(OH_CU_STREAM_PER_THREAD, a);

@@ -1,12 +1,12 @@
-/* Properties, on GPUs (numbers are those of docs/cases.md): a long random sequence of calls is right, bit for
- * bit (C14), the bytes of a row do not depend on how many rows are reduced with it, across every switch of
- * algorithm and grid, and at every bound of the tuning table calls go the way that would_use names (C09, C28). All
- * compare every output with the scalar reference. */
+/* Properties, on GPUs (numbers are those of docs/cases.md): a long random sequence of calls is
+ * right, bit for bit (C14), the bytes of a row do not depend on how many rows are reduced with it,
+ * across every switch of algorithm and grid, and at every bound of the tuning table calls go the
+ * way that would_use names (C09, C28). All compare every output with the scalar reference. */
 /* labels: timeout=150 */
 #include "gpu_batch.h"
 
 #define ROOM ((size_t)3 << 20)
-#define MOST ((size_t)48 << 10) /* elements of a random call */
+#define MAX  ((size_t)48 << 10) /* elements of a random call */
 
 static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_1SHOT_PUSH,
                                               ONEHOP_2SHOT_PUSH, ONEHOP_1SHOT_PULL,
@@ -14,15 +14,15 @@ static const onehop_algorithm algorithms[] = {ONEHOP_ALGORITHM_AUTO, ONEHOP_1SHO
 
 static gpu_data *data;
 
-/* ---- C14 --------------------------------------------------------------------------------------- */
+/* ---- C14 ------------------------------------------------------------------------------------- */
 #define BATCH 1280
 
 static void draw(gpu_call *calls, size_t n, int world, uint64_t *random) {
     for (size_t i = 0; i < n; i++) {
         gpu_call *c = &calls[i];
-        const size_t most = (size_t)1 << random_next(random) % 13;
+        const size_t max = (size_t)1 << random_next(random) % 13;
         memset(c, 0, sizeof *c);
-        c->count = 1 + random_next(random) % (random_next(random) % 200 == 0 ? MOST : most);
+        c->count = 1 + random_next(random) % (random_next(random) % 200 == 0 ? MAX : max);
         c->first = random_next(random) % 4096 * 8;
         c->shift = random_next(random) % 5 == 0 ? (unsigned)(1 + random_next(random) % 15) : 0;
         c->in_place = random_next(random) % 3 == 0;
@@ -68,7 +68,7 @@ static void sequence(gpu_layout layout, int world, int gpus, size_t calls) {
            seconds_now() - start);
 }
 
-/* ---- rows -------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 #define COLUMNS ((size_t)1023)
 #define STEPS   64
 
@@ -104,17 +104,17 @@ static void all_rows(gpu_layout layout, int world, int gpus) {
            gpus > 1 ? "s" : "", *grids, seconds_now() - start);
 }
 
-/* ---- bounds ------------------------------------------------------------------------------------ */
+/* ---- bounds ---------------------------------------------------------------------------------- */
 #define EDGES      120
 #define EDGE_BYTES ((size_t)1 << 20)
 
 /* An element below, at and above each bound up to EDGE_BYTES, in place and out of place. */
-static size_t list_edges(const onehop_t *context, onehop_dtype dtype, gpu_call *calls) {
+static size_t list_edges(const onehop_context *context, onehop_dtype dtype, gpu_call *calls) {
     const oh_dispatch *d = &context->comm->dispatch;
     const size_t size = reference_element_bytes(dtype);
     size_t n = 0;
     for (size_t i = 0; i < 2 * d->row_count; i++) {
-        const uint64_t bound = i % 2 ? d->rows[i / 2].above : d->rows[i / 2].up_to;
+        const uint64_t bound = i % 2 ? d->rules[i / 2].above : d->rules[i / 2].up_to;
         bool known = bound < 4 || bound > EDGE_BYTES || n + 6 > EDGES;
         for (size_t k = 0; k < n; k += 6) known |= calls[k].count == bound / size - 1;
         for (size_t k = 0; k < 6 && !known; k++) {
@@ -126,7 +126,7 @@ static size_t list_edges(const onehop_t *context, onehop_dtype dtype, gpu_call *
 }
 
 static void bounds(gpu_rank *ranks, int here, void *argument) {
-    onehop_t *context = ranks[0].context;
+    onehop_context *context = ranks[0].context;
     gpu_bench bench;
     (void)argument;
     CHECK_INT(1, here);

@@ -1,15 +1,18 @@
 /* Captured calls over the ranks' own memory when something goes wrong, on GPUs:
  *   crossed    rank r replays graph r % 2: MISMATCH on all, nothing is stored to any output
- *   giving up  rank 1's deadline of a millisecond, or its abort, ends its wait for rank 0, whose output lies in
- *              host memory and so takes much longer; then rank 1 writes to its input. Rank 0 must not say OK.
- *   forked     a child of rank 0 calls, aborts and destroys its copy of the context: STATE, and the ranks go on
- * Ranks are threads that share a GPU; with the argument "processes" they are processes that share it, which
- * wants the driver's MPS daemon (nvidia-cuda-mps-control). A second argument is the largest world size, a third
- * the smallest. */
+ *   giving up  rank 1's deadline of a millisecond, or its abort, ends its wait for rank 0, whose
+ *              output lies in
+ *              host memory and so takes much longer; then rank 1 writes to its input. Rank 0 must
+ *              not say OK.
+ *   forked     a child of rank 0 calls, aborts and destroys its copy of the context: STATE, and the
+ *              ranks go on
+ * Ranks are threads that share a GPU; with the argument "processes" they are processes that share
+ * it, which wants the driver's MPS daemon (nvidia-cuda-mps-control). A second argument is the
+ * largest world size, a third the smallest. */
 /* labels: timeout=120 */
 #include "gpu_ranks.h"
 
-#define MOST ((size_t)1 << 20) /* elements of a crossed call */
+#define MAX  ((size_t)1 << 20) /* elements of a crossed call */
 #define LONG ((size_t)128 << 20)
 
 typedef struct crossed_job {
@@ -23,7 +26,7 @@ static void capture(gpu_rank *r, const float *in, float *out, size_t count,
     call.algorithm = algorithm;
     call.source = ONEHOP_SOURCE_GRAPH;
     if (count == LONG) {
-        call.blocks = r->context->planes.max_blocks;
+        call.blocks = r->context->regions.max_blocks;
         call.threads = 512;
     }
     gpu_capture_begin(&r, 1);
@@ -35,28 +38,28 @@ static void capture(gpu_rank *r, const float *in, float *out, size_t count,
 static void crossed(gpu_rank *r, int here, void *argument) {
     const crossed_job *j = argument;
     const int mine = r->rank % 2;
-    float *in[2], *out[2], *found = malloc(MOST * 4);
+    float *in[2], *out[2], *found = malloc(MAX * 4);
     gpu_graph graphs[2];
     onehop_stats stats;
     (void)here;
     CHECK(found != NULL);
     for (int g = 0; g < 2; g++) {
-        in[g] = gpu_alloc(r, MOST * 4);
-        out[g] = gpu_alloc(r, MOST * 4);
-        gpu_fill(r, in[g], 0x3F, MOST * 4);
-        gpu_fill(r, out[g], 0x5A, MOST * 4);
+        in[g] = gpu_alloc(r, MAX * 4);
+        out[g] = gpu_alloc(r, MAX * 4);
+        gpu_fill(r, in[g], 0x3F, MAX * 4);
+        gpu_fill(r, out[g], 0x5A, MAX * 4);
         capture(r, in[g], out[g], j->counts[g], j->algorithm, &graphs[g]);
     }
     CHECK_OK(onehop_get_stats(r->context, &stats));
-    CHECK_INT(2, stats.rows_direct);
+    CHECK_INT(2, stats.registrations_direct);
     gpu_barrier(r);
     gpu_graph_launch(r, &graphs[mine], r->stream);
     const onehop_result result = onehop_synchronize(r->context, r->stream);
     gpu_expect_failure(r, ONEHOP_ERR_MISMATCH, 1, result, "crossed replays");
     gpu_barrier(r);
     for (int g = 0; g < 2; g++) {
-        gpu_read(r, found, out[g], MOST * 4);
-        for (size_t i = 0; i < MOST * 4; i++)
+        gpu_read(r, found, out[g], MAX * 4);
+        for (size_t i = 0; i < MAX * 4; i++)
             if (((unsigned char *)found)[i] != 0x5A)
                 FAIL("rank %d: byte %zu of graph %d's output was stored", r->rank, i, g);
     }
@@ -88,7 +91,7 @@ static void giving_up(gpu_rank *r, int here, void *argument) {
     CHECK_OK(onehop_synchronize(r->context, r->stream));
     capture(r, in, out, LONG, ONEHOP_1SHOT_PULL, &graph);
     CHECK_OK(onehop_get_stats(r->context, &stats));
-    CHECK_INT(1, stats.rows_direct);
+    CHECK_INT(1, stats.registrations_direct);
     if (r->rank && !c->by_abort) CHECK_OK(onehop_set_timeout(r->context, 1));
     gpu_barrier(r);
     if (r->rank) usleep(300);
@@ -121,7 +124,7 @@ static void giving_up(gpu_rank *r, int here, void *argument) {
         gpu_free_pinned(r, out);
 }
 
-static void in_child(onehop_t *context, float *x) {
+static void in_child(onehop_context *context, float *x) {
     CHECK_RESULT(ONEHOP_ERR_STATE,
                  onehop_all_reduce(context, x, x, 1000, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
     CHECK_RESULT(ONEHOP_ERR_STATE, onehop_status(context, NULL));
@@ -154,20 +157,20 @@ static void forked(gpu_rank *r, int here, void *argument) {
 
 int main(int argc, char **argv) {
     const bool processes = argc > 1 && !strcmp(argv[1], "processes");
-    const int most = argc > 2 ? atoi(argv[2]) : 8, least = argc > 3 ? atoi(argv[3]) : 2;
+    const int max = argc > 2 ? atoi(argv[2]) : 8, min = argc > 3 ? atoi(argv[3]) : 2;
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
     counts *c = shared_memory(sizeof *c);
     gpu_setup setup = {
         .layout = processes ? GPU_PROCESSES : GPU_THREADS, .gpus = 1, .config = &config};
     if (processes) config.flags = ONEHOP_FLAG_SHARE_GPU;
     (void)gpu_main(110, 1);
-    for (setup.world = least; setup.world <= most; setup.world *= 2) {
+    for (setup.world = min; setup.world <= max; setup.world *= 2) {
         setup.dies = false;
         gpu_run(&setup, forked, NULL);
         setup.dies = true;
         for (int k = 0; k < 4; k++) {
             crossed_job job = {k % 2 ? ONEHOP_2SHOT_PULL : ONEHOP_1SHOT_PULL,
-                               {MOST, k / 2 ? MOST / 3 + 5 : MOST}};
+                               {MAX, k / 2 ? MAX / 3 + 5 : MAX}};
             gpu_run(&setup, crossed, &job);
         }
         printf("world size %d: crossed replays touch nothing, a forked child disturbs nobody\n",

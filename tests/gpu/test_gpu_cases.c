@@ -1,6 +1,8 @@
 /* Faults that other libraries shipped, on GPUs; numbers are those of docs/cases.md.
- *   C01  one captured call of each algorithm replayed 1000 times with new input, eager calls between
- *   C02  input overwritten and output reused right after the call, eager and replayed, one rank slowed
+ *   C01  one captured call of each algorithm replayed 1000 times with new input, eager calls
+ *        between
+ *   C02  input overwritten and output reused right after the call, eager and replayed, one rank
+ *        slowed
  *   C03  64 calls of 8 MiB queued, each with a payload of its own
  *   C04  one input 10,000 times under load: one output
  *   C05, C33  values that hurt, types switched from call to call; NaN comes out canonical
@@ -28,7 +30,7 @@ static void with(const char *what, gpu_layout layout, int world, int gpus, gpu_f
            seconds_now() - start);
 }
 
-/* ---- C01, C02: new input before each call, output taken away after it -------------------------------------------- */
+/* ---- C01, C02: new input before each call, output taken away after it ------------------------ */
 
 #define VARIANTS    8
 #define RELAY_COUNT 3001
@@ -92,7 +94,7 @@ static void relay_call(relay *y) {
 /* One step: input in, a call or a replay, output away; `spoil`: then both buffers become something
  * else. */
 static void relay_step(relay *y, const gpu_graph *graph, bool spoil) {
-    const onehop_stream_t stream = y->rank->stream;
+    const onehop_stream stream = y->rank->stream;
     gpu_copy_later(y->rank, y->in, y->variants + variant_of(y->done) * RELAY_ROOM, RELAY_BYTES,
                    stream);
     if (graph)
@@ -172,7 +174,7 @@ static void buffers_reused_at_once(gpu_rank *ranks, int here, void *argument) {
     free(y);
 }
 
-/* ---- C03 ----------------------------------------------------------------------------------------------------------- */
+/* ---- C03 ------------------------------------------------------------------------------------- */
 
 #define QUEUED     64
 #define QUEUED_LEN ((size_t)8 << 20)
@@ -218,7 +220,7 @@ static void many_queued(gpu_rank *ranks, int here, void *argument) {
     gpu_free(r, out);
 }
 
-/* ---- C04 ----------------------------------------------------------------------------------------------------------- */
+/* ---- C04 ------------------------------------------------------------------------------------- */
 
 #define LOAD_BYTES ((size_t)64 << 20)
 
@@ -244,7 +246,7 @@ static void same_again(gpu_rank *ranks, int here, void *argument) {
     gpu_free(&ranks[0], memory);
 }
 
-/* ---- C05, C33 ------------------------------------------------------------------------------------------------------ */
+/* ---- C05, C33 -------------------------------------------------------------------------------- */
 
 /* The types take turns from call to call on one communicator. */
 static void run_types(gpu_rank *r, const gpu_call *calls, size_t count, const char *what) {
@@ -342,7 +344,7 @@ static void known_sums(gpu_rank *ranks, int here, void *argument) {
     gpu_free(r, out);
 }
 
-/* ---- C08 ----------------------------------------------------------------------------------------------------------- */
+/* ---- C08 ------------------------------------------------------------------------------------- */
 
 static int late_rank;
 
@@ -359,11 +361,11 @@ static void first_call_late(gpu_rank *ranks, int here, void *argument) {
     gpu_batch_once(ranks, here, three[0], INPUT_MIXED, 8, ONEHOP_FLOAT32, calls, 4, &how);
 }
 
-/* ---- C25 ----------------------------------------------------------------------------------------------------------- */
+/* ---- C25 ------------------------------------------------------------------------------------- */
 
 #define GRAPHS 20
 
-static void replay_on(relay *y, const gpu_graph *graph, onehop_stream_t stream) {
+static void replay_on(relay *y, const gpu_graph *graph, onehop_stream stream) {
     char text[120];
     gpu_copy_later(y->rank, y->in, y->variants + variant_of(y->done) * RELAY_ROOM, RELAY_BYTES,
                    stream);
@@ -400,7 +402,7 @@ static void graphs_in_any_order(gpu_rank *ranks, int here, void *argument) {
     free(y);
 }
 
-/* ---- C32 ----------------------------------------------------------------------------------------------------------- */
+/* ---- C32 ------------------------------------------------------------------------------------- */
 
 static void overlap_refused(gpu_rank *ranks, int here, void *argument) {
     gpu_rank *r = &ranks[0];
@@ -424,7 +426,7 @@ static void overlap_refused(gpu_rank *ranks, int here, void *argument) {
     gpu_free(r, memory);
 }
 
-/* ---- all of it ------------------------------------------------------------------------------------------------------- */
+/* ---- all of it ------------------------------------------------------------------------------- */
 
 static void in_one_process(void *argument) {
     (void)argument;

@@ -25,7 +25,7 @@ typedef struct figures {
     double chosen_blocks;
 } figures;
 
-static onehop_t *context;
+static onehop_context *context;
 static oh_device *device;
 static oh_cu_stream stream;
 static void *in, *out;

@@ -1,9 +1,10 @@
-/* Reduce-scatter and all-gather on GPUs against the scalar reference, bit for bit on all ranks: every world size
- * that one and two GPUs serve, types, counts, addresses that are aligned to an element only and differ
- * from rank to rank, in place and out of place, eager and in graphs, one piece and chunks, every
- * algorithm by name, all-reduces in between. Outputs, inputs and guards lie in one piece of memory, of which the
- * host makes the image before and the image expected after. After each batch every word of both phases of
- * all push slots is armed. Then ranks that make different calls. */
+/* Reduce-scatter and all-gather on GPUs against the scalar reference, bit for bit on all ranks:
+ * every world size that one and two GPUs serve, types, counts, addresses that are aligned to an
+ * element only and differ from rank to rank, in place and out of place, eager and in graphs, one
+ * piece and chunks, every algorithm by name, all-reduces in between. Outputs, inputs and guards lie
+ * in one piece of memory, of which the host makes the image before and the image expected after.
+ * After each batch every word of both parities of all push slots is armed. Then ranks that make
+ * different calls. */
 /* labels: timeout=180 */
 #include "gpu_ranks.h"
 #include "reference.h"
@@ -12,7 +13,7 @@
 #define GUARD      64
 #define ARENA      ((size_t)24 << 20)
 #define SMALL_SLOT 16384
-#define MOST_CALLS 96
+#define MAX_CALLS  96
 
 typedef struct parts_call {
     onehop_collective collective;
@@ -30,12 +31,12 @@ typedef struct bench {
     unsigned char *arena;            /* on the GPU */
     unsigned char *image, *expected; /* on the host */
     size_t used;
-    size_t all[MOST_CALLS], part[MOST_CALLS]; /* places of a call's buffers */
+    size_t all[MAX_CALLS], part[MAX_CALLS]; /* places of a call's buffers */
 } bench;
 
 static size_t *compared; /* atomic: outputs */
 
-/* ---- images -------------------------------------------------------------------------------------- */
+/* ---- images ---------------------------------------------------------------------------------- */
 static size_t element_of(const parts_call *c) {
     return c->collective == ONEHOP_ALL_GATHER ? 1 : reference_element_bytes(c->dtype);
 }
@@ -125,7 +126,7 @@ static void expect_image(const bench *b, const parts_call *calls, size_t n, cons
          calls[i].blocks, calls[i].threads, b->all[i], b->part[i]);
 }
 
-/* ---- calls --------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 static void make_call(bench *b, const parts_call *c, size_t index) {
     const gpu_rank *r = b->rank;
     unsigned char *all = b->arena + b->all[index], *part = b->arena + b->part[index];
@@ -181,7 +182,7 @@ static void run_calls(bench *benches, int here, const parts_call *calls, size_t 
     const int world = benches[0].rank->world;
     for (size_t done = 0, n; done < count; done += n) {
         size_t used = 0;
-        for (n = 0; n < MOST_CALLS && done + n < count; n++) {
+        for (n = 0; n < MAX_CALLS && done + n < count; n++) {
             used += cost_of(&calls[done + n], world);
             if (used > ARENA) break;
         }
@@ -190,21 +191,21 @@ static void run_calls(bench *benches, int here, const parts_call *calls, size_t 
     }
 }
 
-/* ---- what is called ------------------------------------------------------------------------------ */
+/* ---- what is called -------------------------------------------------------------------------- */
 static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
 
 /* Call `number` of some; each number has its collective, type, place and form. */
-static parts_call call_of(size_t number, size_t count, size_t most_flags) {
+static parts_call call_of(size_t number, size_t count, size_t max_flags) {
     static const onehop_algorithm named[][3] = {
         {ONEHOP_ALGORITHM_AUTO, ONEHOP_1SHOT_PUSH, ONEHOP_1SHOT_PULL},
         {ONEHOP_ALGORITHM_AUTO, ONEHOP_SCATTER_PUSH, ONEHOP_SCATTER_PUSH},
-        {ONEHOP_ALGORITHM_AUTO, ONEHOP_GATHER_PUSH, ONEHOP_GATHER_FLAGS}};
+        {ONEHOP_ALGORITHM_AUTO, ONEHOP_GATHER_PUSH, ONEHOP_GATHER_LL}};
     parts_call c = {0};
     c.collective = number % 7 == 6 ? ONEHOP_ALL_REDUCE
                    : number % 2    ? ONEHOP_REDUCE_SCATTER
                                    : ONEHOP_ALL_GATHER;
     c.algorithm = named[c.collective][number / 2 % 3];
-    if (c.algorithm == ONEHOP_GATHER_FLAGS && count > most_flags) c.algorithm = ONEHOP_GATHER_PUSH;
+    if (c.algorithm == ONEHOP_GATHER_LL && count > max_flags) c.algorithm = ONEHOP_GATHER_PUSH;
     c.dtype = dtypes[number / 3 % 3];
     c.count = count;
     c.shift = number % 3 ? (unsigned)(number * 5 % 15) + 1 : 0;
@@ -255,7 +256,7 @@ static void short_parts(gpu_rank *ranks, int here, void *argument) {
     free(benches);
 }
 
-/* Around slots, sub-slots and chunks of planes of SMALL_SLOT bytes, and longer. */
+/* Around slots, sub-slots and chunks of regions of SMALL_SLOT bytes, and longer. */
 static void chunks(gpu_rank *ranks, int here, void *argument) {
     bench *benches = calloc(ONEHOP_MAX_RANKS, sizeof *benches);
     const size_t counts[] = {SMALL_SLOT / 16,   SMALL_SLOT / 8 + 1, SMALL_SLOT / 4 - 1,
@@ -277,17 +278,17 @@ static void chunks(gpu_rank *ranks, int here, void *argument) {
     free(benches);
 }
 
-/* In the planes that a context has by itself: one piece (perf in run.sh goes on to several). */
+/* In the regions that a context has by itself: one piece (perf in run.sh goes on to several). */
 static void long_parts(gpu_rank *ranks, int here, void *argument) {
     bench *benches = calloc(ONEHOP_MAX_RANKS, sizeof *benches);
-    const size_t most = ((size_t)4 << 20) / (size_t)ranks[0].world / 4;
+    const size_t max = ((size_t)4 << 20) / (size_t)ranks[0].world / 4;
     parts_call calls[7];
     (void)argument;
     CHECK(benches != NULL);
     open_benches(benches, ranks, here);
     for (int graph = 0; graph < 2; graph++) {
         for (size_t n = 0; n < 7; n++)
-            calls[n] = call_of(n, n % 3 ? most / (n + 1) + n : most / 4 * 4, 16384);
+            calls[n] = call_of(n, n % 3 ? max / (n + 1) + n : max / 4 * 4, 16384);
         run_calls(benches, here, calls, 7, graph, "long parts");
         gpu_expect_idle(ranks, here);
     }

@@ -2,15 +2,16 @@
  * whose addresses every rank knows, so that rows are filled without exchange
  * (onehop_capture_end_mapped); the same graphs staged. In the graph each output is consumed by the
  * next kernel, then the input is overwritten; ranks are held back in turn. Replayed over changed
- * inputs. W=2..8 on one GPU (threads), a GPU per rank where there are two, early trigger too.
- * Last 1000 calls over ordinary memory: to capture, exchange and make a graph of them takes under 50 ms. */
+ * inputs. W=2..8 on one GPU (threads), a GPU per rank where there are two, early trigger too. Last
+ * 1000 calls over ordinary memory: to capture, exchange and make a graph of them takes under 50
+ * ms. */
 /* labels: timeout=240 */
 #include "gpu_ranks.h"
 #include "reference.h"
 
 #define CALLS   42
 #define REPLAYS 3
-#define MOST    ((size_t)200001) /* elements */
+#define MAX     ((size_t)200001) /* elements */
 
 typedef struct job {
     bool mapped;
@@ -25,8 +26,7 @@ typedef struct pull {
     uint32_t blocks, threads;
 } pull;
 
-static const size_t counts[] = {1,   7,    8,    9,     63,    64,     65,
-                                511, 1024, 1031, 16384, 65539, 100000, MOST};
+static const size_t counts[] = {1, 7, 8, 9, 63, 64, 65, 511, 1024, 1031, 16384, 65539, 100000, MAX};
 
 /* Every count once by 1shot_pull, by 2shot_pull, and by that in place. */
 static size_t lay_out(pull *calls, onehop_dtype dtype) {
@@ -94,7 +94,7 @@ static void end_capture(gpu_rank *r, const onehop_symmetric *memory, const pull 
 static void replay(gpu_rank *r, char *own, const pull *calls, onehop_dtype dtype,
                    const gpu_graph *graph, uint64_t seed, job *j) {
     const size_t size = reference_element_bytes(dtype);
-    unsigned char *want = malloc(MOST * 4), *found = malloc(MOST * 4);
+    unsigned char *want = malloc(MAX * 4), *found = malloc(MAX * 4);
     char what[160];
     CHECK(want && found);
     for (size_t i = 0; i < CALLS; i++) {

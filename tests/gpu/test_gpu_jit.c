@@ -1,8 +1,8 @@
-/* Kernels built at run time on GPUs: onehop_prepare gives kernels that make the bits of those that it replaces, by
- * every algorithm; a first time takes seconds, a second process finds them in the cache within 50 ms; damaged and
- * foreign files of the cache are built anew; a rank that may not build leaves all with the old kernels.
- * Expressions against a reference: types, algorithms, eager and captured, in place, NaN included; errors of
- * theirs; ranks that differ in a scalar. */
+/* Kernels built at run time on GPUs: onehop_prepare gives kernels that make the bits of those that
+ * it replaces, by every algorithm; a first time takes seconds, a second process finds them in the
+ * cache within 50 ms; damaged and foreign files of the cache are built anew; a rank that may not
+ * build leaves all with the old kernels. Expressions against a reference: types, algorithms, eager
+ * and captured, in place, NaN included; errors of theirs; ranks that differ in a scalar. */
 /* labels: timeout=240 */
 #include "gpu_ranks.h"
 #include "reference.h"
@@ -12,12 +12,12 @@
 #include <glob.h>
 #include <sys/stat.h>
 
-#define MOST      ((size_t)200003) /* elements */
+#define MAX       ((size_t)200003) /* elements */
 #define ROW       1000
 #define GPU_SCALE 0.37f
 
 static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
-static const size_t counts[] = {1, 8, 1031, 16384, MOST};
+static const size_t counts[] = {1, 8, 1031, 16384, MAX};
 
 typedef struct buffers {
     gpu_rank *rank;
@@ -29,8 +29,7 @@ typedef struct buffers {
 
 static buffers buffers_make(gpu_rank *r) {
     buffers b = {
-        r, gpu_alloc(r, MOST * 4), gpu_alloc(r, MOST * 4), malloc(MOST * 4), malloc(MOST * 4), 1,
-        0};
+        r, gpu_alloc(r, MAX * 4), gpu_alloc(r, MAX * 4), malloc(MAX * 4), malloc(MAX * 4), 1, 0};
     CHECK(b.want && b.found);
     return b;
 }
@@ -43,11 +42,11 @@ static void buffers_free(buffers *b) {
     free(b->found);
 }
 
-/* ---- with an expression, or without ------------------------------------------------------------ */
+/* ---- with an expression, or without ---------------------------------------------------------- */
 
 typedef struct custom {
-    onehop_op_t *op;
-    onehop_op_values values;
+    onehop_expression *op;
+    onehop_expression_values values;
     void *bias;
     bool negates; /* "-x", else "x * scale + bias[col]" */
 } custom;
@@ -82,8 +81,8 @@ static onehop_result make_call(buffers *b, const custom *c, onehop_algorithm alg
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     call.algorithm = algorithm;
     if (c)
-        return onehop_all_reduce_op(b->rank->context, in, out, count, c->op, &c->values, &call,
-                                    b->rank->stream);
+        return onehop_all_reduce_expression(b->rank->context, in, out, count, c->op, &c->values,
+                                            &call, b->rank->stream);
     return onehop_all_reduce_with(b->rank->context, in, out, count, dtype, ONEHOP_SUM, &call,
                                   b->rank->stream);
 }
@@ -95,7 +94,7 @@ static void one(buffers *b, const custom *c, onehop_algorithm algorithm, size_t 
     gpu_rank *r = b->rank;
     gpu_graph graph;
     char what[160];
-    if (count + 8 > MOST) count -= 8;
+    if (count + 8 > MAX) count -= 8;
     void *in = b->in + off, *out = b->seed % 2 ? in : b->out + off;
     snprintf(what, sizeof what, "%s, %s, %zu elements, rank %d of %d, %s%s%s",
              onehop_algorithm_name(algorithm), onehop_dtype_name(dtype), count, r->rank, r->world,
@@ -191,9 +190,9 @@ static void refused(gpu_rank *ranks, int here, void *argument) {
 
 static void in_one_thread(gpu_rank *ranks, int here, void *argument) {
     onehop_prepare_config config = ONEHOP_CONFIG_INIT(onehop_prepare_config);
-    onehop_op_config op = ONEHOP_CONFIG_INIT(onehop_op_config);
-    onehop_t *contexts[ONEHOP_MAX_RANKS];
-    onehop_op_t *ops[ONEHOP_MAX_RANKS];
+    onehop_expression_config op = ONEHOP_CONFIG_INIT(onehop_expression_config);
+    onehop_context *contexts[ONEHOP_MAX_RANKS];
+    onehop_expression *ops[ONEHOP_MAX_RANKS];
     float *in[ONEHOP_MAX_RANKS], sum = 0;
     (void)argument;
     config.dtypes = 1u << ONEHOP_FLOAT32;
@@ -208,10 +207,10 @@ static void in_one_thread(gpu_rank *ranks, int here, void *argument) {
         sum += (float)(2 * r);
     }
     CHECK_OK(onehop_prepare_all(contexts, here, &config));
-    CHECK_OK(onehop_op_create_all(contexts, here, &op, ops));
+    CHECK_OK(onehop_expression_create_all(contexts, here, &op, ops));
     for (int r = 0; r < here; r++)
-        CHECK_OK(onehop_all_reduce_op(contexts[r], in[r], in[r], 2, ops[r], NULL, NULL,
-                                      ranks[r].stream));
+        CHECK_OK(onehop_all_reduce_expression(contexts[r], in[r], in[r], 2, ops[r], NULL, NULL,
+                                              ranks[r].stream));
     for (int r = 0; r < here; r++) {
         float found[2];
         CHECK_OK(onehop_synchronize(contexts[r], ranks[r].stream));
@@ -219,7 +218,7 @@ static void in_one_thread(gpu_rank *ranks, int here, void *argument) {
         CHECK(found[1] == sum + 1.0f);
     }
     for (int r = 0; r < here; r++) {
-        onehop_op_destroy(ops[r]);
+        onehop_expression_destroy(ops[r]);
         gpu_free(&ranks[r], in[r]);
     }
 }
@@ -260,8 +259,8 @@ static int damage(void) {
 /* ---- expressions ----------------------------------------------------------------------------- */
 
 static custom custom_make(buffers *b, onehop_dtype dtype, bool negates) {
-    custom c = {NULL, ONEHOP_CONFIG_INIT(onehop_op_values), NULL, negates};
-    onehop_op_config op = ONEHOP_CONFIG_INIT(onehop_op_config);
+    custom c = {NULL, ONEHOP_CONFIG_INIT(onehop_expression_values), NULL, negates};
+    onehop_expression_config op = ONEHOP_CONFIG_INIT(onehop_expression_config);
     op.expression = negates ? "-x" : "x * scale\n + bias[col]";
     op.dtype = dtype;
     op.row_length = ROW;
@@ -274,15 +273,15 @@ static custom custom_make(buffers *b, onehop_dtype dtype, bool negates) {
         input_fill(b->found, INPUT_REAL, 77, 0, 0, ROW, dtype);
         gpu_write(b->rank, c.bias, b->found, ROW * reference_element_bytes(dtype));
     }
-    CHECK_OK(onehop_op_create(b->rank->context, &op, &c.op));
+    CHECK_OK(onehop_expression_create(b->rank->context, &op, &c.op));
     return c;
 }
 
 static void expressions(gpu_rank *ranks, int here, void *argument) {
     gpu_rank *r = &ranks[0];
     buffers b = buffers_make(r);
-    onehop_op_config bad = ONEHOP_CONFIG_INIT(onehop_op_config);
-    onehop_op_t *none = NULL;
+    onehop_expression_config bad = ONEHOP_CONFIG_INIT(onehop_expression_config);
+    onehop_expression *none = NULL;
     (void)here, (void)argument;
     for (int d = 0; d < 3; d++)
         for (int negates = 0; negates < 2; negates++) {
@@ -290,13 +289,13 @@ static void expressions(gpu_rank *ranks, int here, void *argument) {
             every_algorithm(&b, &c, dtypes[d]);
             one(&b, &c, ONEHOP_ALGORITHM_AUTO, 4096, dtypes[d], false);
             gpu_barrier(r);
-            onehop_op_destroy(c.op);
+            onehop_expression_destroy(c.op);
             if (c.bias) gpu_free(r, c.bias);
             every_algorithm(&b, NULL, dtypes[d]);
         }
     bad.expression = "x *\n factor";
     bad.dtype = ONEHOP_BFLOAT16;
-    CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_op_create(r->context, &bad, &none));
+    CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_expression_create(r->context, &bad, &none));
     CHECK_CONTAINS("expression(2)", onehop_last_error());
     CHECK_CONTAINS("factor", onehop_last_error());
     if (r->rank == 0) printf("  %d ranks: %zu outputs with expressions\n", r->world, b.compared);
@@ -313,12 +312,12 @@ static void scalars_differ(gpu_rank *ranks, int here, void *argument) {
     CHECK_OK(make_call(&b, &c, ONEHOP_1SHOT_PUSH, b.in, b.out, 1000, ONEHOP_BFLOAT16));
     gpu_expect_failure(r, ONEHOP_ERR_MISMATCH, 1, onehop_synchronize(r->context, r->stream),
                        "scalars differ");
-    onehop_op_destroy(c.op);
+    onehop_expression_destroy(c.op);
     gpu_free(r, c.bias);
     buffers_free(&b);
 }
 
-/* ---- all of it -------------------------------------------------------------------------------- */
+/* ---- all of it ------------------------------------------------------------------------------- */
 
 static int gpus;
 

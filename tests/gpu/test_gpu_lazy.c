@@ -1,5 +1,5 @@
-/* A rank that does not come to a call: where it is a thread of this process, the sentence says how CUDA's lazy
- * loading of kernels could hold it up, unless that is off. */
+/* A rank that does not come to a call: where it is a thread of this process, the sentence says how
+ * CUDA's lazy loading of kernels could hold it up, unless that is off. */
 /* labels: timeout=60 */
 #include "gpu_ranks.h"
 

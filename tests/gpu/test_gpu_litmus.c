@@ -1,9 +1,13 @@
 /* What the protocols rely on, asked of the machine by kernels of their own (litmus.cu):
- *   (i)   in a chain of programmatic dependent launches whose middle kernels trigger early and never wait, has the
- *         first kernel ended when the last comes out of its wait? Reported; the kernels of onehop always wait.
- *   (ii)  a re-arming and the peer's next-but-one push to the same words, no fence between: how many are lost?
+ *   (i)   in a chain of programmatic dependent launches whose middle kernels trigger early and
+ *         never wait, has the
+ *         first kernel ended when the last comes out of its wait? Reported; the kernels of onehop
+ *         always wait.
+ *   (ii)  a re-arming and the peer's next-but-one push to the same words, no fence between: how
+ *         many are lost?
  *         Reported, expected none; the protocol has a fence there.
- *   (iii) weak loads of a peer's memory after a relaxed enter: how many are stale? Reported, expected none.
+ *   (iii) weak loads of a peer's memory after a relaxed enter: how many are stale? Reported,
+ *   expected none.
  * Fails if a wait runs out in a way that none of these explains, or data is neither old nor new. */
 /* labels: timeout=120 */
 #include "gpu_ranks.h"
@@ -115,7 +119,7 @@ static void reset(side *s, int memory_byte) {
     CHECK_OK(s->device->ops->fill(s->device, s->memory.ptr, memory_byte, s->memory.bytes));
 }
 
-/* ---- (i) --------------------------------------------------------------------------------------------------------- */
+/* ---- (i) ------------------------------------------------------------------------------------- */
 
 static void chain(side *s, uint32_t passes, uint32_t delay_ns) {
     enum {
@@ -139,7 +143,7 @@ static void chain(side *s, uint32_t passes, uint32_t delay_ns) {
     if (!passes && c.early) FAIL("a wait for the kernel right before it does not hold");
 }
 
-/* ---- (ii) -------------------------------------------------------------------------------------------------------- */
+/* ---- (ii) ------------------------------------------------------------------------------------ */
 
 static void rearm_against_push(side *sides) {
     enum {
@@ -169,7 +173,7 @@ static void rearm_against_push(side *sides) {
         FAIL("%llu units held neither the sentinel nor what was sent", (unsigned long long)wrong);
 }
 
-/* ---- (iii) ------------------------------------------------------------------------------------------------------- */
+/* ---- (iii) ----------------------------------------------------------------------------------- */
 
 static void weak_loads(side *sides) {
     enum {

@@ -8,7 +8,7 @@
 #define DEADLINE_MS 1500u
 #define PATIENCE_MS 20000u
 #define AT_ONCE     0.5 /* s */
-#define MOST        ((size_t)2 << 20)
+#define MAX         ((size_t)2 << 20)
 
 typedef enum fate {
     KILLED,
@@ -112,7 +112,7 @@ static void work(gpu_rank *ranks, int here, void *argument) {
     scene *s = argument;
     gpu_rank *r = &ranks[0];
     const size_t count = counts[s->way];
-    void *in = gpu_alloc(r, MOST), *out = gpu_alloc(r, MOST);
+    void *in = gpu_alloc(r, MAX), *out = gpu_alloc(r, MAX);
     gpu_graph graph;
     onehop_result result = ONEHOP_OK;
     (void)here;
@@ -139,7 +139,7 @@ static void work(gpu_rank *ranks, int here, void *argument) {
     note(r, &s->sights[r->rank], result);
     CHECK_RESULT(result, onehop_all_reduce(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM,
                                            r->stream));
-    gpu_fill(r, out, 0, MOST); /* the GPU and the stream are of use still */
+    gpu_fill(r, out, 0, MAX); /* the GPU and the stream are of use still */
     gpu_free(r, in);
     gpu_free(r, out);
     if (s->way == GRAPH) gpu_graph_free(r, &graph);
@@ -147,7 +147,7 @@ static void work(gpu_rank *ranks, int here, void *argument) {
 
 static void good_calls(gpu_rank *ranks, int here, void *argument) {
     gpu_rank *r = &ranks[0];
-    void *in = gpu_alloc(r, MOST), *out = gpu_alloc(r, MOST);
+    void *in = gpu_alloc(r, MAX), *out = gpu_alloc(r, MAX);
     (void)here, (void)argument;
     for (uint32_t n = 0; n < 20; n++) {
         CHECK_OK(batch(r, NULL, in, out, n, 5000));
@@ -182,10 +182,10 @@ static void rank_main(int rank, int world_size, void *argument) {
     gpu_run_here(&setup, rank, NULL, work_and_exit, s);
 }
 
-static void await_calls(const scene *s, uint32_t least) {
+static void await_calls(const scene *s, uint32_t min) {
     const double begun = seconds_now();
     for (int r = 0; r < 2; r++)
-        while (__atomic_load_n(&s->calls[r], __ATOMIC_RELAXED) < least) {
+        while (__atomic_load_n(&s->calls[r], __ATOMIC_RELAXED) < min) {
             if (seconds_now() - begun > 25) FAIL("rank %d made no calls in 25 s", r);
             sleep_ms(1);
         }

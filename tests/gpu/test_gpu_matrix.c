@@ -1,14 +1,14 @@
 /* All-reduce on GPUs against the scalar reference, bit for bit on all ranks: every world size that
  * one and two GPUs serve, types, counts, alignments that differ from rank to rank, in place and out
  * of place, eager and in graphs, one piece and chunks, two communicators at once. After each batch
- * every word of both phases of all push slots is armed.
+ * every word of both parities of all push slots is armed.
  *
- * test_gpu_matrix --rank R --world W --name NAME   one rank of a small version on GPU R, for a run under
- * compute-sanitizer, a process each */
+ * test_gpu_matrix --rank R --world W --name NAME   one rank of a small version on GPU R, for a run
+ * under compute-sanitizer, a process each */
 /* labels: timeout=180 */
 #include "gpu_batch.h"
 
-#define MOST       (((size_t)1 << 20) + 3)
+#define MAX        (((size_t)1 << 20) + 3)
 #define SLACK      2048 /* a window of MOST begins anywhere in the first SLACK elements */
 #define SMALL      ((size_t)96 << 10)
 #define SMALL_SLOT 16384
@@ -67,7 +67,7 @@ static size_t choose_chunked(gpu_call *calls, onehop_dtype dtype) {
 }
 
 static size_t choose_large(gpu_call *calls) {
-    for (size_t n = 0; n < 3; n++) calls[n] = call_of(n, MOST, n == 1);
+    for (size_t n = 0; n < 3; n++) calls[n] = call_of(n, MAX, n == 1);
     return 3;
 }
 
@@ -160,7 +160,7 @@ static void large_messages(gpu_rank *ranks, int here, void *argument) {
     const size_t n = choose_large(calls);
     open_benches(benches, ranks, here, j->data);
     for (int d = 0; d < 3; d++) {
-        load(benches, ranks, here, j, dtypes[d], MOST + SLACK);
+        load(benches, ranks, here, j, dtypes[d], MAX + SLACK);
         for (int graph = 0; graph < 2; graph++)
             compare_calls(ranks, here, benches, j, "1 MiB + 3 elements", calls, n, graph);
         for (size_t i = 0; i < n; i++)
@@ -273,7 +273,7 @@ int main(int argc, char **argv) {
         return one_small_rank(atoi(argv[2]), atoi(argv[4]), argv[6]);
     gpus_found = gpu_main(100, 1);
     job *j = shared_memory(sizeof *j);
-    j->data = gpu_data_make(MOST + SLACK, ONEHOP_MAX_RANKS);
+    j->data = gpu_data_make(MAX + SLACK, ONEHOP_MAX_RANKS);
     const double start = seconds_now();
     gpu_apart(in_one_process, j);
     if (gpus_found > 1) run(j, "process per GPU", GPU_PROCESSES, 2, 2);

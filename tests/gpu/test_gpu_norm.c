@@ -1,21 +1,22 @@
-/* Fused norms on GPUs: onehop_all_reduce_norm, one-shot and two-shot, bit for bit as norm_reference.h has it (so as on
- * the host), on all ranks, aligned and not, quantised, in chunks, eager and in graphs; onehop_tp_qknorm within one
- * rounding of float64, the same bits for every grid and, where ranks have equal rows, on all ranks. */
+/* Fused norms on GPUs: onehop_all_reduce_norm, one-shot and two-shot, bit for bit as
+ * norm_reference.h has it (so as on the host), on all ranks, aligned and not, quantised, in chunks,
+ * eager and in graphs; onehop_tp_qknorm within one rounding of float64, the same bits for every
+ * grid and, where ranks have equal rows, on all ranks. */
 /* labels: timeout=180 */
 #include "gpu_ranks.h"
 #include "norm_reference.h"
 
-#define MOST ((size_t)1 << 19) /* elements of a matrix, gaps included */
+#define MAX  ((size_t)1 << 19) /* elements of a matrix, gaps included */
 #define ROWS 4096
 
 typedef struct data {
     norm_data norm;
-    unsigned char x[ONEHOP_MAX_RANKS][4 * MOST], residual[4 * MOST], weight[4 * 16384];
-    unsigned char r[4 * MOST], y[4 * MOST];
-    uint8_t quantised[MOST];
+    unsigned char x[ONEHOP_MAX_RANKS][4 * MAX], residual[4 * MAX], weight[4 * 16384];
+    unsigned char r[4 * MAX], y[4 * MAX];
+    uint8_t quantised[MAX];
     float scales[ROWS];
-    unsigned char out[ONEHOP_MAX_RANKS][4 * MOST]; /* of tp_qknorm */
-    size_t compared;                               /* atomic */
+    unsigned char out[ONEHOP_MAX_RANKS][4 * MAX]; /* of tp_qknorm */
+    size_t compared;                              /* atomic */
 } data;
 
 static data *shared; /* by processes too */
@@ -30,14 +31,14 @@ typedef struct bench {
 
 static bench open_bench(gpu_rank *r) {
     bench b = {r,
-               gpu_alloc(r, 4 * MOST),
-               gpu_alloc(r, 4 * MOST),
+               gpu_alloc(r, 4 * MAX),
+               gpu_alloc(r, 4 * MAX),
                gpu_alloc(r, 4 * 16384),
-               gpu_alloc(r, 4 * MOST),
-               gpu_alloc(r, 4 * MOST),
-               gpu_alloc(r, MOST),
+               gpu_alloc(r, 4 * MAX),
+               gpu_alloc(r, 4 * MAX),
+               gpu_alloc(r, MAX),
                gpu_alloc(r, 4 * ROWS),
-               malloc(4 * MOST),
+               malloc(4 * MAX),
                (uint64_t)r->rank + 1};
     CHECK(b.host != NULL);
     return b;
@@ -73,7 +74,7 @@ static void expect(bench *b, const unsigned char *from, const void *rows, size_t
     }
 }
 
-/* ---- norm ---------------------------------------------------------------------------------------- */
+/* ---- norm ------------------------------------------------------------------------------------ */
 
 static void make_norm(bench *b, onehop_dtype dtype, size_t rows, size_t hidden, uint64_t seed) {
     const int rank = b->rank->rank, world = b->rank->world;
@@ -183,7 +184,7 @@ static void norms(gpu_rank *ranks, int here, void *argument) {
     close_bench(&b);
 }
 
-/* ---- tp_qknorm ----------------------------------------------------------------------------------- */
+/* ---- tp_qknorm ------------------------------------------------------------------------------- */
 
 static void call_qknorm(bench *b, onehop_dtype dtype, size_t tokens, size_t q_width, size_t k_width,
                         size_t gap, uint32_t blocks) {
@@ -243,7 +244,7 @@ static void one_qknorm(bench *b, onehop_dtype dtype, size_t tokens, size_t q_wid
     static const uint32_t grids[] = {2, 3, 13};
     const size_t width = (q_width + k_width) * reference_element_bytes(dtype);
     const int rank = b->rank->rank;
-    CHECK(tokens * (q_width + k_width + 8) <= MOST);
+    CHECK(tokens * (q_width + k_width + 8) <= MAX);
     gpu_barrier(b->rank);
     input_fill(shared->x[rank], kind, tokens, equal ? 0 : rank, 0, tokens * (q_width + k_width),
                dtype);

@@ -1,10 +1,12 @@
 /* Order of calls, counters and grids on GPUs; numbers are those of docs/cases.md.
- *   C06  one communicator on two streams: eager calls are ordered; replays that overlap end in an error or in right
+ *   C06  one communicator on two streams: eager calls are ordered; replays that overlap end in an
+ *        error or in right
  *        sums, never in a hang
  *   C15  counters at 2^31 - 5 and 2^32 - 5, three grids
  *   C29  many chunks, the last one short, one rank held back, the next call at once
  *   C30  any grid after any grid
- *   C31  a kernel with programmatic dependent launch fills the GPU after each call, two ranks on a GPU
+ *   C31  a kernel with programmatic dependent launch fills the GPU after each call, two ranks on a
+ *        GPU
  * All but the replays that overlap by all algorithms in turn. */
 /* labels: timeout=180 */
 #include "gpu_batch.h"
@@ -37,7 +39,7 @@ static void with(const char *what, gpu_layout layout, int world, int gpus, uint3
            seconds_now() - start);
 }
 
-/* ---- C06 ----------------------------------------------------------------------------------------------------------- */
+/* ---- C06 ------------------------------------------------------------------------------------- */
 
 static void two_streams(gpu_rank *ranks, int here, void *argument) {
     const gpu_how how = {.what = "C06, two streams"};
@@ -149,26 +151,28 @@ static void replays_overlap(int gpus) {
     }
 }
 
-/* ---- C15 ----------------------------------------------------------------------------------------------------------- */
+/* ---- C15 ------------------------------------------------------------------------------------- */
 
 /* As if so many calls had been made; no call is in flight. */
-static void preset_epochs(gpu_rank *r, uint32_t first_epoch) {
+static void preset_sequences(gpu_rank *r, uint32_t first_sequence) {
     const oh_args *a = &r->context->comm->args;
     uint64_t words[1024];
-    for (uint32_t b = 0; b < a->planes.max_blocks; b++) words[b] = first_epoch - 1u;
-    gpu_write(r, (void *)(uintptr_t)(a->local + OH_LOCAL_EPOCHS), words, a->planes.max_blocks * 8u);
+    for (uint32_t b = 0; b < a->regions.max_blocks; b++) words[b] = first_sequence - 1u;
+    gpu_write(r, (void *)(uintptr_t)(a->local + OH_LOCAL_SEQUENCES), words,
+              a->regions.max_blocks * 8u);
 }
 
-static void expect_epochs(gpu_rank *r, uint32_t first_epoch, uint32_t calls) {
+static void expect_sequences(gpu_rank *r, uint32_t first_sequence, uint32_t calls) {
     const oh_args *a = &r->context->comm->args;
     uint64_t words[1024];
-    uint32_t epoch = first_epoch - 1u;
-    for (uint32_t i = 0; i < calls; i++) epoch = OH_EPOCH_NEXT(epoch);
-    gpu_read(r, words, (void *)(uintptr_t)(a->local + OH_LOCAL_EPOCHS), a->planes.max_blocks * 8u);
-    for (uint32_t b = 0; b < a->planes.max_blocks; b++)
-        if (words[b] != epoch)
-            FAIL("C15, rank %d: epoch word %u holds 0x%llx, expected 0x%x", r->rank, b,
-                 (unsigned long long)words[b], epoch);
+    uint32_t sequence = first_sequence - 1u;
+    for (uint32_t i = 0; i < calls; i++) sequence = OH_SEQUENCE_NEXT(sequence);
+    gpu_read(r, words, (void *)(uintptr_t)(a->local + OH_LOCAL_SEQUENCES),
+             a->regions.max_blocks * 8u);
+    for (uint32_t b = 0; b < a->regions.max_blocks; b++)
+        if (words[b] != sequence)
+            FAIL("C15, rank %d: sequence word %u holds 0x%llx, expected 0x%x", r->rank, b,
+                 (unsigned long long)words[b], sequence);
 }
 
 static uint32_t preset_first, preset_blocks;
@@ -186,10 +190,10 @@ static void counters_wrap(gpu_rank *ranks, int here, void *argument) {
         calls[i].algorithm = turn(i + i / 4);
     }
     for (int mode = 0; mode < 2; mode++) {
-        for (int i = 0; i < here; i++) preset_epochs(&ranks[i], preset_first);
+        for (int i = 0; i < here; i++) preset_sequences(&ranks[i], preset_first);
         gpu_batch_once(ranks, here, data, INPUT_MIXED, 15, ONEHOP_BFLOAT16, calls, 20,
                        mode ? &graph : &eager);
-        for (int i = 0; i < here; i++) expect_epochs(&ranks[i], preset_first, 20);
+        for (int i = 0; i < here; i++) expect_sequences(&ranks[i], preset_first, 20);
         gpu_expect_idle(ranks, here);
     }
 }
@@ -207,7 +211,7 @@ static void all_counters(gpu_layout layout, int world, int gpus, uint32_t widest
         }
 }
 
-/* ---- C29, C30, C31 --------------------------------------------------------------------------------------------------- */
+/* ---- C29, C30, C31 --------------------------------------------------------------------------- */
 
 static void many_chunks(gpu_rank *ranks, int here, void *argument) {
     const gpu_how eager = {.what = "C29"}, graph = {.what = "C29", .graph = true};
@@ -235,7 +239,7 @@ static void many_chunks(gpu_rank *ranks, int here, void *argument) {
 static void any_grid(gpu_rank *ranks, int here, void *argument) {
     const gpu_how eager = {.what = "C30"}, graph = {.what = "C30", .graph = true};
     static const uint32_t threads[] = {32, 64, 160, 256, 512};
-    const uint32_t widest = ranks[0].context->planes.max_blocks;
+    const uint32_t widest = ranks[0].context->regions.max_blocks;
     const uint32_t grids[] = {2, 3, 12, widest / 2, widest};
     gpu_call calls[250] = {{0}};
     uint64_t random = 30;
@@ -276,7 +280,7 @@ static void full_gpu_behind(gpu_rank *ranks, int here, void *argument) {
     }
 }
 
-/* ---- all of it --------------------------------------------------------------------------------------------------------- */
+/* ---- all of it ------------------------------------------------------------------------------- */
 
 static void in_one_process(void *argument) {
     (void)argument;

@@ -4,11 +4,11 @@
  * Captured 2shot_pull runs in place and, once more, out of place. All bits must be those of
  *   two GPUs, a process each           ncclAllReduce on the same inputs, in the same streams
  *   4 and 8 ranks that share the GPUs  the scalar reference
- * Without NCCL (ONEHOP_NCCL_LIB) or a second GPU the first part is skipped, and the exit status says
- * so if the rest is right. NCCL runs without NVLink multicast.
+ * Without NCCL (ONEHOP_NCCL_LIB) or a second GPU the first part is skipped, and the exit status
+ * says so if the rest is right. NCCL runs without NVLink multicast.
  *
- * The inputs of a call are a window of one array per rank that moves from call to call, so the result
- * of an earlier call is wrong. All is compared on the GPU. */
+ * The inputs of a call are a window of one array per rank that moves from call to call, so the
+ * result of an earlier call is wrong. All is compared on the GPU. */
 /* labels: timeout=240 */
 #include "gpu_batch.h"
 
@@ -17,10 +17,10 @@
 #define LOOPS        16
 #define CALLS        4
 #define COMBINATIONS 180
-#define MOST         ((size_t)4 << 20) /* elements of a call */
+#define MAX          ((size_t)4 << 20) /* elements of a call */
 #define STEP         104               /* from window to window; keeps them on 16 bytes */
-#define ROOM         (MOST + (size_t)LOOPS * CALLS * STEP)
-#define MOST_RANKS   8
+#define ROOM         (MAX + (size_t)LOOPS * CALLS * STEP)
+#define MAX_RANKS    8
 #define PART_SECONDS 45
 
 typedef struct combination {
@@ -62,7 +62,7 @@ typedef struct bench {
 static const onehop_dtype dtypes[] = {ONEHOP_FLOAT32, ONEHOP_FLOAT16, ONEHOP_BFLOAT16};
 
 static combination combination_of(size_t number) {
-    static const size_t counts[] = {16, 32, 512, 1024, 1040, 4096, 32768, 262144, 2097152, MOST};
+    static const size_t counts[] = {16, 32, 512, 1024, 1040, 4096, 32768, 262144, 2097152, MAX};
     static const onehop_algorithm algorithms[] = {ONEHOP_1SHOT_PUSH, ONEHOP_1SHOT_PULL,
                                                   ONEHOP_2SHOT_PULL};
     return (combination){counts[number / 6 % 10], dtypes[number / 60], algorithms[number / 2 % 3],
@@ -76,7 +76,7 @@ static const char *name_of(const combination *c) {
     return text;
 }
 
-/* ---- inputs ------------------------------------------------------------------------------------ */
+/* ---- inputs ---------------------------------------------------------------------------------- */
 
 static void fill_integers(unsigned char *to, int rank, onehop_dtype dtype) {
     const size_t size = reference_element_bytes(dtype);
@@ -122,7 +122,7 @@ static void load(bench *b, onehop_dtype dtype) {
     check_comparison(b);
 }
 
-/* ---- one combination --------------------------------------------------------------------------- */
+/* ---- one combination ------------------------------------------------------------------------- */
 
 static onehop_result make_calls(const bench *b, const combination *c, bool in_place) {
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
@@ -229,7 +229,7 @@ static bool run_combination(bench *b, size_t number) {
     return alive;
 }
 
-/* ---- one rank ---------------------------------------------------------------------------------- */
+/* ---- one rank -------------------------------------------------------------------------------- */
 
 static void open_nccl(bench *b) {
     const gpu_rank *r = b->rank;
@@ -244,7 +244,7 @@ static void open_nccl(bench *b) {
 }
 
 static void open_bench(bench *b, gpu_rank *rank, job *j) {
-    const size_t array = oh_round_up(ROOM * 4, 256), buffer = MOST * 4;
+    const size_t array = oh_round_up(ROOM * 4, 256), buffer = MAX * 4;
     memset(b, 0, sizeof *b);
     b->rank = rank;
     b->job = j;
@@ -279,15 +279,15 @@ static void run_all(gpu_rank *ranks, int here, void *argument) {
     }
     CHECK_OK(onehop_get_stats(ranks->context, &stats));
     if (ranks->rank == 0) {
-        b.job->direct = stats.rows_direct;
-        b.job->staged = stats.rows_staged;
+        b.job->direct = stats.registrations_direct;
+        b.job->staged = stats.registrations_staged;
     }
     if (!alive) return; /* the memory goes with the process */
     gpu_expect_idle(ranks, 1);
     close_bench(&b);
 }
 
-/* ---- parts ------------------------------------------------------------------------------------- */
+/* ---- parts ----------------------------------------------------------------------------------- */
 
 typedef struct part {
     job *job;
@@ -356,11 +356,11 @@ int main(void) {
     const int gpus = gpu_main(3 * PART_SECONDS + 10, 1);
     job *j = shared_memory(sizeof *j);
     bool right = true;
-    j->data = gpu_data_make(ROOM, MOST_RANKS);
+    j->data = gpu_data_make(ROOM, MAX_RANKS);
     run_ranks(1, look_for_nccl, j);
     if (gpus < 2) snprintf(j->no_nccl, sizeof j->no_nccl, "it needs 2 GPUs, found %d", gpus);
     if (!j->no_nccl[0]) right = run_part(j, true, 2, 2);
-    for (int world = 4; world <= MOST_RANKS; world *= 2)
+    for (int world = 4; world <= MAX_RANKS; world *= 2)
         if (!run_part(j, false, world, gpus > 1 ? 2 : 1)) right = false;
     if (!right) return 1;
     if (!j->no_nccl[0]) return 0;

@@ -1,22 +1,23 @@
-/* Calls of two and of three communicators in flight together on one GPU, begun in another order on each
- * rank: they all end, and are right (comm/residency.h). Ranks are threads that share the GPU, so
- * their grids fill it: with grids as large as for a communicator alone all calls above 8 MiB would
- * wait for each other until the deadline. Prints the grids that each communicator got, and says that
- * creation refuses grids that would not fit, unless their calls are promised never to meet.
- * With an argument that promise is made and broken: all grids are whole, and it fails by a TIMEOUT. */
+/* Calls of two and of three communicators in flight together on one GPU, begun in another order on
+ * each rank: they all end, and are right (comm/residency.h). Ranks are threads that share the GPU,
+ * so their grids fill it: with grids as large as for a communicator alone all calls above 8 MiB
+ * would wait for each other until the deadline. Prints the grids that each communicator got, and
+ * says that creation refuses grids that would not fit, unless their calls are promised never to
+ * meet. With an argument that promise is made and broken: all grids are whole, and it fails by a
+ * TIMEOUT. */
 /* labels: timeout=150 */
 #include "gpu_ranks.h"
 
 #define COMMUNICATORS 3
-#define MOST          ((size_t)64 << 20)
+#define MAX           ((size_t)64 << 20)
 
 static uint32_t flags;
 static onehop_group *groups[COMMUNICATORS][ONEHOP_MAX_RANKS]; /* the first: of gpu_run */
 
 /* One communicator of one rank, with a stream and memory of its own. */
 typedef struct lane {
-    onehop_t *context;
-    onehop_stream_t stream;
+    onehop_context *context;
+    onehop_stream stream;
     unsigned char *in, *out, *sum, *expected, *weight;
     uint32_t *wrong;
 } lane;
@@ -34,14 +35,14 @@ static onehop_config config_for(const gpu_rank *r, onehop_group *group) {
 static void fill_with(const gpu_rank *r, void *to, float value) {
     uint32_t word;
     memcpy(&word, &value, 4);
-    gpu_fill_words_later(r, to, word, MOST / 4, r->stream);
+    gpu_fill_words_later(r, to, word, MAX / 4, r->stream);
 }
 
 static lane open_lane(gpu_rank *r, int i) {
-    lane l = {r->context,         i == 0 ? r->stream : i == 1 ? r->second : gpu_stream_make(r),
-              gpu_alloc(r, MOST), gpu_alloc(r, MOST),
-              gpu_alloc(r, MOST), gpu_alloc(r, MOST),
-              gpu_alloc(r, MOST), gpu_alloc(r, 4)};
+    lane l = {r->context,        i == 0 ? r->stream : i == 1 ? r->second : gpu_stream_make(r),
+              gpu_alloc(r, MAX), gpu_alloc(r, MAX),
+              gpu_alloc(r, MAX), gpu_alloc(r, MAX),
+              gpu_alloc(r, MAX), gpu_alloc(r, 4)};
     if (i > 0) {
         onehop_config config = config_for(r, groups[i][r->rank]);
         config.flags = flags;
@@ -111,8 +112,7 @@ static void check(const gpu_rank *r, lane *lanes, int count, size_t bytes) {
 }
 
 static void together(gpu_rank *r, lane *lanes, int count) {
-    static const size_t sizes[] = {4096,    65536,    1 << 20,  4 << 20,
-                                   8 << 20, 16 << 20, 32 << 20, MOST};
+    static const size_t sizes[] = {4096, 65536, 1 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20, MAX};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const int rounds = sizes[s] > (4 << 20) ? 12 : 40;
         for (int i = 0; i < count; i++) { /* alone: kernels are loaded */
@@ -131,15 +131,15 @@ static void together(gpu_rank *r, lane *lanes, int count) {
     }
 }
 
-static uint32_t blocks_of(const onehop_t *context) {
-    return context->planes.max_blocks;
+static uint32_t blocks_of(const onehop_context *context) {
+    return context->regions.max_blocks;
 }
 
-/* A fourth beside them: too large a grid is refused, on all ranks alike; with the promise it may be as large as
- * if it were alone. */
+/* A fourth beside them: too large a grid is refused, on all ranks alike; with the promise it may be
+ * as large as if it were alone. */
 static void refuse(gpu_rank *r, onehop_group *group, const lane *lanes) {
     onehop_config config = config_for(r, group);
-    onehop_t *context;
+    onehop_context *context;
     config.max_blocks = blocks_of(lanes[0].context);
     CHECK_RESULT(ONEHOP_ERR_ARGUMENT, onehop_create(&config, &context));
     CHECK_CONTAINS("ONEHOP_FLAG_ORDERED", onehop_last_error());

@@ -1,6 +1,8 @@
 /* Programs that are wrong or give up, on GPUs; numbers are those of docs/cases.md.
- *   C13  ranks disagree on count, type, grid, or order of calls: the same error on all ranks, naming the same rank
- *   C26  a rank that never calls: timeout on all, naming it; abort from another thread ends all calls in 100 ms */
+ *   C13  ranks disagree on count, type, grid, or order of calls: the same error on all ranks,
+ *        naming the same rank
+ *   C26  a rank that never calls: timeout on all, naming it; abort from another thread ends all
+ *        calls in 100 ms */
 /* labels: timeout=180 */
 #include "gpu_ranks.h"
 
@@ -34,7 +36,7 @@ typedef enum kind {
 static const char *const kind_names[KINDS] = {"count",  "count and chunks", "type, same bytes",
                                               "blocks", "threads",          "order"};
 
-/* ---- C13 ----------------------------------------------------------------------------------------------------------- */
+/* ---- C13 ------------------------------------------------------------------------------------- */
 
 static onehop_result one_call(gpu_rank *r, void *in, void *out, size_t count, onehop_dtype dtype,
                               uint32_t blocks, uint32_t threads) {
@@ -118,7 +120,7 @@ static void all_mismatches(gpu_layout layout, int world, int gpus) {
            world, gpus, gpus > 1 ? "s" : "", seconds_now() - start);
 }
 
-/* ---- C26 ----------------------------------------------------------------------------------------------------------- */
+/* ---- C26 ------------------------------------------------------------------------------------- */
 
 /* All ranks meet in good calls, then one does not make the next. Returns the result of waiting for
  * it. */

@@ -1,6 +1,6 @@
 /* Kernels for test_cuda_launch.c: just enough to see that an image is loaded, that arguments arrive
- * as one struct, and that launches with programmatic dependent launch keep the order of a stream.
- */
+ * as one struct, and that launches with programmatic dependent launch keep the order of a
+ * stream. */
 
 struct tiny_args {
     unsigned long long out; /* address of count words */

@@ -83,7 +83,7 @@ class Rank:
     def rows(self):
         stats = onehop.onehop_stats()
         self.library.onehop_get_stats(self.context, stats)
-        return stats.rows_direct, stats.rows_staged
+        return stats.registrations_direct, stats.registrations_staged
 
     def capture(self, body):
         """The graph of what body does, and how its calls were registered."""

@@ -13,7 +13,7 @@ int main(void) {
     if (onehop_dtype_bytes(ONEHOP_FLOAT32) != 4 || onehop_result_name(ONEHOP_OK)[0] != 'O')
         return 1;
     onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    onehop_t *context = NULL;
+    onehop_context *context = NULL;
     config.world_size = 1;
     config.name = "install";
     config.device.kind = ONEHOP_DEVICE_HOST;

@@ -207,7 +207,7 @@ def captured(rank, world_size):
         ar.capture_end_mapped([], [])
     ar.host_stream = None
     assert ar.all_reduce(torch.ones(3)).sum().item() == 3 * world_size
-    return ar.stats().rows_direct + ar.stats().rows_staged
+    return ar.stats().registrations_direct + ar.stats().registrations_staged
 
 
 def test_capture():

@@ -237,7 +237,7 @@ def test_arguments_of_the_extension():
     zeros = ctypes.create_string_buffer(4096)
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    stranger, other = make(ctypes.addressof(zeros), b"onehop_op_t", None), make(ctypes.addressof(zeros), b"other", None)
+    stranger, other = make(ctypes.addressof(zeros), b"onehop_expression", None), make(ctypes.addressof(zeros), b"other", None)
     data = torch.ones(4)
     place = data.data_ptr(), data.data_ptr(), 4
     with pytest.raises(onehop.ArgumentError, match="from another context"):
@@ -257,16 +257,16 @@ LISTENER = r"""
 #include <onehop.h>
 #include <stdio.h>
 static int made;
-onehop_result onehop_op_create(onehop_t *context, const onehop_op_config *c, onehop_op_t **op_out) {
+onehop_result onehop_expression_create(onehop_context *context, const onehop_expression_config *c, onehop_expression **op_out) {
     printf("%d|%s|%d|%zu|%u", c->struct_size == sizeof *c, c->expression, c->dtype, c->row_length, c->reserved);
     for (int i = 0; i < ONEHOP_OP_NAMES; i++)
         printf("|%s %s %d", c->scalars[i] ? c->scalars[i] : "-", c->arrays[i] ? c->arrays[i] : "-", c->array_dtypes[i]);
     puts("");
-    *op_out = (onehop_op_t *)&made;
+    *op_out = (onehop_expression *)&made;
     return context ? ONEHOP_OK : ONEHOP_ERR_NULL;
 }
-onehop_result onehop_all_reduce_op(onehop_t *context, const void *in, void *out, size_t count, const onehop_op_t *op,
-                                   const onehop_op_values *v, const onehop_call *w, onehop_stream_t stream) {
+onehop_result onehop_all_reduce_expression(onehop_context *context, const void *in, void *out, size_t count, const onehop_expression *op,
+                                   const onehop_expression_values *v, const onehop_call *w, onehop_stream stream) {
     printf("%d %d %d|%zu %zu %zu|%d %d %u %u|%zu", op == (void *)&made, v->struct_size == sizeof *v,
            w->struct_size == sizeof *w, (size_t)in, (size_t)out, count, w->algorithm, w->source, w->blocks, w->threads,
            (size_t)stream);
@@ -274,7 +274,7 @@ onehop_result onehop_all_reduce_op(onehop_t *context, const void *in, void *out,
     puts("");
     return context ? ONEHOP_OK : ONEHOP_ERR_NULL;
 }
-void onehop_op_destroy(onehop_op_t *op) { printf("gone %d\n", op == (void *)&made); }
+void onehop_expression_destroy(onehop_expression *op) { printf("gone %d\n", op == (void *)&made); }
 """
 SPEAKER = """
 from onehop import _onehop

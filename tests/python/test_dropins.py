@@ -178,7 +178,7 @@ def check_sglang_mapped_by_the_caller(group, rank, world):
         comm.obj.capture_end = None  # which would map them too
         comm.register_peer_mapped_inputs([[pointer + at for pointer in pointers] for at in (64, 8192)])
     stats = comm.obj.stats()
-    assert (stats.rows_direct, stats.rows_staged) == (2, 0)
+    assert (stats.registrations_direct, stats.registrations_staged) == (2, 0)
     for call in range(2):
         for inp in inputs:
             inp.copy_(given(rank, 1040, torch.float32, call))

@@ -43,7 +43,7 @@ def over_a_file(rank, world_size, path):
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_over_a_file(world_size, tmp_path):
-    path = tmp_path / "slabs"
+    path = tmp_path / "buffers"
     path.touch()
     found = ranks.run(world_size, over_a_file, str(path))
     assert found == [f"SymmetricAllReduce(rank {rank} of {world_size} on cpu)" for rank in range(world_size)]

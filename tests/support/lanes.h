@@ -5,7 +5,7 @@
  * This header compiles the bodies into the test itself, with those hooks in place; the library's
  * own are not used. A rank's lanes meet at a barrier between calls, which stands for the boundary
  * between two kernels; ranks meet nowhere. After each call a rank compares its output with the
- * reference and requires that all words of this call's phase of its slots are armed again: peers
+ * reference and requires that all words of this call's parity of its slots are armed again: peers
  * write there only after this rank's next call.
  *
  * The first thing found wrong is printed and ends the program. */
@@ -189,8 +189,8 @@ static const oh_host_kernel lanes_bodies[3][4][5];
 static const oh_host_kernel lanes_multicast_bodies[2][4];
 #endif
 
-/* The host paths come along in a test that asks for them, with their names: they are whole files.
- */
+/* The host paths come along in a test that asks for them, with their names: they are whole
+ * files. */
 #ifdef LANES_HOST_PATHS
 #define oh_vector_table chaos_vector_table
 #define oh_host_1shot   lanes_host_1shot
@@ -212,10 +212,10 @@ static const oh_host_kernel lanes_multicast_bodies[2][4];
 #define lanes_host_2shot ((oh_host_kernel)0)
 #endif
 
-/* Reduce-scatter and all-gather, in a test that asks for them: bodies for two, four and any number of
- * ranks. */
+/* Reduce-scatter and all-gather, in a test that asks for them: bodies for two, four and any number
+ * of ranks. */
 #ifdef LANES_PARTS
-#include "kernels/gather_flags.h"
+#include "kernels/gather_ll.h"
 #include "kernels/gather_push.h"
 #include "kernels/push_scatter.h"
 OH_KERNEL(lanes_scatter_f32_w2, 0, oh_push_scatter(a, g, OH_F32, 2u))
@@ -223,15 +223,15 @@ OH_KERNEL(lanes_scatter_f32_any, 0, oh_push_scatter(a, g, OH_F32, 0u))
 OH_KERNEL(lanes_scatter_bf16_w2, 0, oh_push_scatter(a, g, OH_BF16, 2u))
 OH_KERNEL(lanes_scatter_bf16_w4, 0, oh_push_scatter(a, g, OH_BF16, 4u))
 OH_KERNEL(lanes_scatter_bf16_any, 0, oh_push_scatter(a, g, OH_BF16, 0u))
-OH_KERNEL(lanes_flags_w2, 0, oh_gather_flags(a, g, 2u))
-OH_KERNEL(lanes_flags_w4, 0, oh_gather_flags(a, g, 4u))
-OH_KERNEL(lanes_flags_any, 0, oh_gather_flags(a, g, 0u))
+OH_KERNEL(lanes_ll_w2, 0, oh_gather_ll(a, g, 2u))
+OH_KERNEL(lanes_ll_w4, 0, oh_gather_ll(a, g, 4u))
+OH_KERNEL(lanes_ll_any, 0, oh_gather_ll(a, g, 0u))
 OH_KERNEL(lanes_gather_push, 0, oh_gather_push(a, g))
 /* [algorithm - LANES_SCATTER][float32 or not][any, 2, 4 ranks] */
 static const oh_host_kernel lanes_parts_bodies[5][2][3] = {
     {{lanes_scatter_bf16_any, lanes_scatter_bf16_w2, lanes_scatter_bf16_w4},
      {lanes_scatter_f32_any, lanes_scatter_f32_w2, lanes_scatter_f32_any}},
-    {{lanes_flags_any, lanes_flags_w2, lanes_flags_w4}},
+    {{lanes_ll_any, lanes_ll_w2, lanes_ll_w4}},
     {{lanes_gather_push, lanes_gather_push, lanes_gather_push}},
     {{lanes_host_scatter, lanes_host_scatter, lanes_host_scatter},
      {lanes_host_scatter, lanes_host_scatter, lanes_host_scatter}},
@@ -251,7 +251,7 @@ typedef enum lanes_algorithm {
     LANES_MULTICAST_1SHOT,
     LANES_MULTICAST_2SHOT,
     LANES_SCATTER, /* from here on `count` is of one rank's part */
-    LANES_GATHER_FLAGS,
+    LANES_GATHER_LL,
     LANES_GATHER_PUSH,
     LANES_HOST_SCATTER,
     LANES_HOST_GATHER,
@@ -279,38 +279,40 @@ typedef struct lanes_call {
     uint32_t hash;            /* 0: made from the fields above */
 } lanes_call;
 
-#define LANES_MOST_BYTES 65536
-#define LANES_FLAG_BYTES 2048
-#define LANES_MOST_LANES 4
+#define LANES_MAX_BYTES 65536
+#define LANES_LL_BYTES  2048
+#define LANES_MAX_LANES 4
 
 typedef struct lanes_group lanes_group;
 
 typedef struct lanes_rank {
     lanes_group *group;
     int rank;
-    void *slab;
+    void *buffer;
     oh_local *local;
     oh_host_page page;
     guarded in, out;
     unsigned char *expected;
     pthread_barrier_t boundary;
-    oh_args args; /* of the call at hand */
-    oh_row row;   /* and its row */
-    pthread_t threads[LANES_MOST_LANES];
+    oh_args args;                 /* of the call at hand */
+    oh_registration registration; /* and its registration */
+    pthread_t threads[LANES_MAX_LANES];
 } lanes_rank;
 
 struct lanes_group {
     int world, lanes;
     const char *what;
-    oh_planes planes;
+    oh_regions regions;
     const lanes_call *calls;
     size_t count;
-    uint32_t first_epoch;    /* of the first call */
-    uint32_t holds, long_us; /* per lane and call: stores held back, and for how long at most */
-    bool expect_mismatch;    /* of the last call */
-    bool expect_row;         /* the last call fails: the last rank's row is another call's */
-    bool rows; /* pull calls have a row: two in three go by its addresses, one is staged */
-    oh_multicast_slabs multicast;
+    uint32_t first_sequence;  /* of the first call */
+    uint32_t holds, long_us;  /* per lane and call: stores held back, and for how long at most */
+    bool expect_mismatch;     /* of the last call */
+    bool expect_registration; /* the last call fails: the last rank's registration is
+                                       * another call's */
+    bool registrations; /* pull calls have a registration: two in three go by its addresses, one is
+                         * staged */
+    oh_multicast_buffers multicast;
     lanes_rank ranks[ONEHOP_MAX_RANKS];
 };
 
@@ -326,7 +328,7 @@ static void *lanes_memory(size_t bytes, int byte) {
     return p;
 }
 
-/* Small planes, so that a few kilobytes are many chunks. */
+/* Small regions, so that a few kilobytes are many chunks. */
 static void lanes_open(lanes_group *g, int world, int lanes, unsigned deadline_ms) {
     memset(g, 0, sizeof *g);
     g->holds = 4;
@@ -334,27 +336,27 @@ static void lanes_open(lanes_group *g, int world, int lanes, unsigned deadline_m
     g->world = world;
     g->multicast.count = (uint32_t)world;
     g->lanes = lanes;
-    oh_planes *p = &g->planes;
+    oh_regions *p = &g->regions;
     p->slot_bytes = 4096;
     p->pull_bytes = 8192;
     p->max_blocks = 16;
-    p->flags = 2 * (oh_u64)world * p->slot_bytes;
-    p->flag_bytes = LANES_FLAG_BYTES;
-    p->pull = p->flags + 2 * (oh_u64)world * p->flag_bytes;
+    p->ll = 2 * (oh_u64)world * p->slot_bytes;
+    p->ll_bytes = LANES_LL_BYTES;
+    p->pull = p->ll + 2 * (oh_u64)world * p->ll_bytes;
     p->signals = p->pull + 2 * p->pull_bytes;
     p->control = p->signals + oh_round_up(p->max_blocks * OH_SIGNAL_BLOCK_BYTES, 4096);
     for (int r = 0; r < world; r++) {
         lanes_rank *own = &g->ranks[r];
         own->group = g;
         own->rank = r;
-        own->slab = lanes_memory(p->control + sizeof(oh_control), 0);
-        memset(own->slab, 0xFF, p->flags);
-        g->multicast.slabs[r] = (uintptr_t)own->slab;
-        own->local = lanes_memory(OH_LOCAL_EPOCHS + 8 * p->max_blocks, 0);
+        own->buffer = lanes_memory(p->control + sizeof(oh_control), 0);
+        memset(own->buffer, 0xFF, p->ll);
+        g->multicast.buffers[r] = (uintptr_t)own->buffer;
+        own->local = lanes_memory(OH_LOCAL_SEQUENCES + 8 * p->max_blocks, 0);
         own->local->deadline_ns = deadline_ms * 1000000ull;
-        own->in = guarded_make(LANES_MOST_BYTES);
-        own->out = guarded_make(LANES_MOST_BYTES);
-        own->expected = lanes_memory(LANES_MOST_BYTES, 0);
+        own->in = guarded_make(LANES_MAX_BYTES);
+        own->out = guarded_make(LANES_MAX_BYTES);
+        own->expected = lanes_memory(LANES_MAX_BYTES, 0);
         pthread_barrier_init(&own->boundary, NULL, (unsigned)lanes);
     }
 }
@@ -362,7 +364,7 @@ static void lanes_open(lanes_group *g, int world, int lanes, unsigned deadline_m
 static void lanes_close(lanes_group *g) {
     for (int r = 0; r < g->world; r++) {
         lanes_rank *own = &g->ranks[r];
-        free(own->slab);
+        free(own->buffer);
         free(own->local);
         free(own->expected);
         guarded_free(&own->in);
@@ -371,12 +373,12 @@ static void lanes_close(lanes_group *g) {
     }
 }
 
-/* As if the call before the first had been number first_epoch - 1. */
-static inline void lanes_preset(lanes_group *g, uint32_t first_epoch) {
-    g->first_epoch = first_epoch;
+/* As if the call before the first had been number first_sequence - 1. */
+static inline void lanes_preset(lanes_group *g, uint32_t first_sequence) {
+    g->first_sequence = first_sequence;
     for (int r = 0; r < g->world; r++) {
-        oh_u64 *words = (oh_u64 *)((char *)g->ranks[r].local + OH_LOCAL_EPOCHS);
-        for (uint32_t b = 0; b < g->planes.max_blocks; b++) words[b] = first_epoch - 1;
+        oh_u64 *words = (oh_u64 *)((char *)g->ranks[r].local + OH_LOCAL_SEQUENCES);
+        for (uint32_t b = 0; b < g->regions.max_blocks; b++) words[b] = first_sequence - 1;
     }
 }
 
@@ -414,65 +416,67 @@ static void lanes_body(const void *args, oh_grid grid) {
 
 static size_t lanes_chunk(const lanes_group *g, const lanes_call *c, size_t bytes) {
     const size_t padded = oh_round_up(bytes, OH_UNIT_BYTES);
-    const size_t box = OH_BOX_BYTES(g->planes.pull_bytes, (size_t)g->world);
-    if (c->algorithm == LANES_GATHER_FLAGS) return padded;
+    const size_t box = OH_BOX_BYTES(g->regions.pull_bytes, (size_t)g->world);
+    if (c->algorithm == LANES_GATHER_LL) return padded;
     if (c->algorithm == LANES_HOST_1SHOT || c->algorithm == LANES_HOST_SCATTER)
         return padded <= box ? padded : box / 2;
     if (c->algorithm == LANES_HOST_2SHOT) return (size_t)g->world * oh_round_down(box / 2, 128);
     if (c->algorithm == LANES_GATHER_PUSH || c->algorithm == LANES_SCATTER ||
         c->algorithm == LANES_HOST_GATHER) {
         const size_t parts = c->algorithm == LANES_HOST_GATHER ? 1 : (size_t)g->world;
-        const size_t room =
-            c->algorithm == LANES_SCATTER ? 2 * g->planes.slot_bytes : g->planes.pull_bytes / parts;
-        const size_t most = oh_round_down(room / 4, OH_UNIT_BYTES);
-        return padded < most ? padded : most;
+        const size_t room = c->algorithm == LANES_SCATTER ? 2 * g->regions.slot_bytes
+                                                          : g->regions.pull_bytes / parts;
+        const size_t max = oh_round_down(room / 4, OH_UNIT_BYTES);
+        return padded < max ? padded : max;
     }
     if (c->algorithm == LANES_PUSH_2SHOT) {
-        const size_t whole = (size_t)g->world * g->planes.slot_bytes / 2;
+        const size_t whole = (size_t)g->world * g->regions.slot_bytes / 2;
         return padded <= whole ? padded : whole / 2;
     }
     if (c->algorithm >= LANES_PULL_1SHOT)
-        return padded <= g->planes.pull_bytes ? padded : g->planes.pull_bytes / 2;
-    return padded <= g->planes.slot_bytes ? padded : g->planes.slot_bytes / 2;
+        return padded <= g->regions.pull_bytes ? padded : g->regions.pull_bytes / 2;
+    return padded <= g->regions.slot_bytes ? padded : g->regions.slot_bytes / 2;
 }
 
 /* What does not change from call to call; the library's is in comm/comm.c. */
 static void lanes_addresses(lanes_rank *own) {
     const lanes_group *g = own->group;
-    const oh_u64 slot = g->planes.slot_bytes;
+    const oh_u64 slot = g->regions.slot_bytes;
     oh_args *a = &own->args;
-    for (int r = 0; r < g->world; r++) a->slabs[r] = (uintptr_t)g->ranks[r].slab;
+    for (int r = 0; r < g->world; r++) a->buffers[r] = (uintptr_t)g->ranks[r].buffer;
     a->local = (uintptr_t)own->local;
     a->host = (uintptr_t)&own->page;
-    a->planes = g->planes;
+    a->regions = g->regions;
     a->multicast = (uintptr_t)&g->multicast;
-    a->phase_bytes = slot * (oh_u64)g->world;
+    a->parity_bytes = slot * (oh_u64)g->world;
     for (int k = 0; k + 1 < g->world; k++) {
         const int next = (own->rank + 1 + k) % g->world, source = k + (k >= own->rank);
-        a->peers[k].there = a->slabs[next] + slot * (oh_u64)own->rank;
-        a->peers[k].from = a->slabs[own->rank] + slot * (oh_u64)source;
+        a->peers[k].there = a->buffers[next] + slot * (oh_u64)own->rank;
+        a->peers[k].from = a->buffers[own->rank] + slot * (oh_u64)source;
     }
     a->rank = (oh_u32)own->rank;
     a->world = (oh_u32)g->world;
 }
 
-/* The row of the call at hand. Data lies at one place in all ranks' buffers. */
-static void lanes_fill_row(lanes_rank *own, bool direct, bool in_place) {
+/* The registration of the call at hand. Data lies at one place in all ranks' buffers. */
+static void lanes_fill_registration(lanes_rank *own, bool direct, bool in_place) {
     const lanes_group *g = own->group;
     const ptrdiff_t at = own->out.data - own->out.memory;
-    memset(&own->row, 0, sizeof own->row);
-    own->row.tag = own->args.tag;
-    if (g->expect_row && own->rank == g->world - 1 && own->args.tag == g->count) own->row.tag++;
-    own->row.mode = direct ? OH_ROW_DIRECT : OH_ROW_STAGED;
-    own->row.identity = OH_ROW_IDENTITY(own->args.tag);
+    memset(&own->registration, 0, sizeof own->registration);
+    own->registration.tag = own->args.tag;
+    if (g->expect_registration && own->rank == g->world - 1 && own->args.tag == g->count)
+        own->registration.tag++;
+    own->registration.mode = direct ? OH_REGISTRATION_DIRECT : OH_REGISTRATION_STAGED;
+    own->registration.identity = OH_REGISTRATION_IDENTITY(own->args.tag);
     for (int r = 0; r < g->world && direct; r++) {
-        own->row.out[r] = (uintptr_t)(g->ranks[r].out.memory + at);
-        own->row.in[r] =
-            in_place ? own->row.out[r] : (oh_u64)(uintptr_t)(g->ranks[r].in.memory + at);
+        own->registration.out[r] = (uintptr_t)(g->ranks[r].out.memory + at);
+        own->registration.in[r] =
+            in_place ? own->registration.out[r] : (oh_u64)(uintptr_t)(g->ranks[r].in.memory + at);
     }
 }
 
-/* Byte `i` of a rank's part of an all-gather: runs of bits that look like sentinels, zeros, anything. */
+/* Byte `i` of a rank's part of an all-gather: runs of bits that look like sentinels, zeros,
+ * anything. */
 static inline unsigned char lanes_byte(size_t seed, int rank, size_t i) {
     uint64_t random = seed * 1000003u + (uint64_t)rank * 8191u + i / 24;
     const uint64_t lot = random_next(&random);
@@ -533,9 +537,9 @@ static void lanes_verify_parts(lanes_rank *own, size_t index, const char *what) 
 static void lanes_prepare(lanes_rank *own, size_t index) {
     lanes_group *g = own->group;
     const lanes_call *c = &g->calls[index];
-    const bool row =
-        g->rows && (c->algorithm == LANES_PULL_1SHOT || c->algorithm == LANES_PULL_2SHOT);
-    const bool direct = row && index % 3;
+    const bool registration =
+        g->registrations && (c->algorithm == LANES_PULL_1SHOT || c->algorithm == LANES_PULL_2SHOT);
+    const bool direct = registration && index % 3;
     const bool in_place = c->in_place && !(direct && c->algorithm == LANES_PULL_1SHOT);
     const size_t size = lanes_is_gather(c->algorithm) ? 1 : reference_element_bytes(c->dtype);
     const size_t bytes = c->count * size;
@@ -552,10 +556,10 @@ static void lanes_prepare(lanes_rank *own, size_t index) {
         a->in = (uintptr_t)in;
         a->out = in_place ? a->in : (uintptr_t)guarded_place(&own->out, bytes, off);
     }
-    if (row) {
-        a->row = (uintptr_t)&own->row;
+    if (registration) {
+        a->registration = (uintptr_t)&own->registration;
         a->tag = (oh_u32)index + 1;
-        lanes_fill_row(own, direct, in_place);
+        lanes_fill_registration(own, direct, in_place);
     }
     a->count = c->count;
     lanes_addresses(own);
@@ -572,14 +576,14 @@ static void lanes_prepare(lanes_rank *own, size_t index) {
         a->hash ^= 0x10000u;
 }
 
-static void lanes_expect_armed(const lanes_rank *own, uint32_t phase, size_t index) {
-    const oh_planes *p = &own->group->planes;
+static void lanes_expect_armed(const lanes_rank *own, uint32_t parity, size_t index) {
+    const oh_regions *p = &own->group->regions;
     const size_t words = (size_t)own->group->world * p->slot_bytes / 4;
-    oh_u32 *word = (oh_u32 *)((char *)own->slab + p->push + phase * words * 4);
+    oh_u32 *word = (oh_u32 *)((char *)own->buffer + p->push + parity * words * 4);
     for (size_t i = 0; i < words; i++)
         if (__atomic_load_n(&word[i], __ATOMIC_RELAXED) != OH_SENTINEL)
             FAIL("%s: call %zu, rank %d: word %zu of phase %u is not armed after the call",
-                 own->group->what, index, own->rank, i, phase);
+                 own->group->what, index, own->rank, i, parity);
 }
 
 /* What a test whose bodies do more than add makes of the sums. */
@@ -591,7 +595,7 @@ static void lanes_expect_armed(const lanes_rank *own, uint32_t phase, size_t ind
 static void lanes_verify(lanes_rank *own, size_t index) {
     lanes_group *g = own->group;
     const lanes_call *c = &g->calls[index];
-    const oh_u64 word = *(oh_u64 *)((char *)own->local + OH_LOCAL_EPOCHS);
+    const oh_u64 word = *(oh_u64 *)((char *)own->local + OH_LOCAL_SEQUENCES);
     char what[160];
     snprintf(what, sizeof what, "%s: call %zu, rank %d, %u blocks", g->what, index, own->rank,
              c->blocks);
@@ -602,15 +606,15 @@ static void lanes_verify(lanes_rank *own, size_t index) {
                  kind, own->page.record.peer);
         return;
     }
-    if (g->expect_row && index + 1 == g->count) {
-        if (kind != OH_FAIL_ROW || own->page.record.peer != g->world - 1)
-            FAIL("%s: expected a wrong row of rank %d, found kind %u, peer %d", what, g->world - 1,
-                 kind, own->page.record.peer);
+    if (g->expect_registration && index + 1 == g->count) {
+        if (kind != OH_FAIL_REGISTRATION || own->page.record.peer != g->world - 1)
+            FAIL("%s: expected a wrong registration of rank %d, found kind %u, peer %d", what,
+                 g->world - 1, kind, own->page.record.peer);
         return;
     }
     if (kind || word >> 32)
-        FAIL("%s: the call failed: kind %u, site %u, peer %d, epoch %u", what, kind,
-             own->page.record.site, own->page.record.peer, own->page.record.epoch);
+        FAIL("%s: the call failed: kind %u, site %u, peer %d, sequence number %u", what, kind,
+             own->page.record.site, own->page.record.peer, own->page.record.sequence);
     if (c->algorithm >= LANES_SCATTER) {
         lanes_verify_parts(own, index, what);
     } else {
@@ -652,8 +656,8 @@ static void *lanes_main(void *argument) {
         lanes_kernel_here = lanes_kernel(g, c);
         lanes_set_chaos(g, c, held);
         if (!host_path || t.lane == 0)
-            oh_host_run_lane(lanes_body, &own->args, host_path ? 1 : c->blocks, (uint32_t)t.lane,
-                             host_path ? 1 : (uint32_t)g->lanes);
+            oh_host_run_worker(lanes_body, &own->args, host_path ? 1 : c->blocks, (uint32_t)t.lane,
+                               host_path ? 1 : (uint32_t)g->lanes);
         chaos_here.left = chaos_here.long_us = 0;
         pthread_barrier_wait(&own->boundary);
         if (t.lane == 0) lanes_verify(own, i);
@@ -664,7 +668,7 @@ static void *lanes_main(void *argument) {
 /* Runs the calls on all ranks and requires that everything is armed at the end. */
 static inline void lanes_run(lanes_group *g, const char *what, const lanes_call *calls,
                              size_t count) {
-    lanes_thread starts[ONEHOP_MAX_RANKS][LANES_MOST_LANES];
+    lanes_thread starts[ONEHOP_MAX_RANKS][LANES_MAX_LANES];
     g->what = what;
     g->calls = calls;
     g->count = count;
@@ -676,10 +680,10 @@ static inline void lanes_run(lanes_group *g, const char *what, const lanes_call 
         }
     for (int r = 0; r < g->world; r++)
         for (int lane = 0; lane < g->lanes; lane++) pthread_join(g->ranks[r].threads[lane], NULL);
-    if (!g->expect_mismatch && !g->expect_row)
+    if (!g->expect_mismatch && !g->expect_registration)
         for (int r = 0; r < g->world; r++)
-            for (uint32_t phase = 0; phase < 2; phase++)
-                lanes_expect_armed(&g->ranks[r], phase, count);
+            for (uint32_t parity = 0; parity < 2; parity++)
+                lanes_expect_armed(&g->ranks[r], parity, count);
 }
 
 #endif

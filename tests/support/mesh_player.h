@@ -1,5 +1,5 @@
-/* A rank of a group that the test plays by hand: it speaks the protocol of src/rendezvous/mesh.h up to
- * the point that the test is about. */
+/* A rank of a group that the test plays by hand: it speaks the protocol of src/rendezvous/mesh.h up
+ * to the point that the test is about. */
 #ifndef OH_TEST_MESH_PLAYER_H
 #define OH_TEST_MESH_PLAYER_H
 

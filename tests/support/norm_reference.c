@@ -31,7 +31,8 @@ static double rounded(double value, onehop_dtype dtype) {
     return norm_value(&out, 0, dtype);
 }
 
-/* 2^-20: some 16 roundings of fp32 on the way to a value; and the least subnormal, before it meets w. */
+/* 2^-20: some 16 roundings of fp32 on the way to a value; and the least subnormal, before it meets
+ * w. */
 static double slack_of(double y, double w) {
     return fabs(y) * 0x1p-20 + 0x1p-148 * (fabs(w) + 1);
 }
@@ -59,7 +60,7 @@ static void expect_quantised(uint8_t code, double value, double slack, const cha
 
 static void check_row(const norm_data *d, size_t row, const char *what) {
     const size_t first = row * d->hidden, size = reference_element_bytes(d->dtype);
-    double squares = 0, most = 0;
+    double squares = 0, max = 0;
     char where[200];
     for (size_t i = 0; i < d->hidden; i++) squares += pow(norm_value(d->r, first + i, d->dtype), 2);
     const double mean = squares > 0x1.fffffp127 ? INFINITY : squares / (double)d->hidden;
@@ -71,15 +72,14 @@ static void check_row(const norm_data *d, size_t row, const char *what) {
         snprintf(where, sizeof where, "%s: row %zu, element %zu", what, row, i);
         memcpy(&bits, (char *)d->y + (first + i) * size, size);
         norm_expect_near(bits, x, mean, (double)d->eps, w, d->dtype, where);
-        if (fabs(y) > most) most = fabs(y);
+        if (fabs(y) > max) max = fabs(y);
         if (i < 64 && fabs(y) < 0x1p120)
             expect_quantised(d->quantised[first + i], y / (double)d->scales[row],
                              fabs(y) * 0x1p-18 / (double)d->scales[row], where);
     }
-    if (!d->scale && most > 0x1p-100 && most < 0x1p120 &&
-        fabs((double)d->scales[row] * 448 / most - 1) > 0x1p-19)
-        FAIL("%s: row %zu: scale is %g, expected %g", what, row, (double)d->scales[row],
-             most / 448);
+    if (!d->scale && max > 0x1p-100 && max < 0x1p120 &&
+        fabs((double)d->scales[row] * 448 / max - 1) > 0x1p-19)
+        FAIL("%s: row %zu: scale is %g, expected %g", what, row, (double)d->scales[row], max / 448);
 }
 
 static void make_row(const norm_data *d, size_t row) {

@@ -1,5 +1,6 @@
-/* What the tests of fused norms compare with: r bit for bit from the scalar sum, y in float64 within one
- * rounding, and the bits of y from norm.h run on the host, which all devices must have. */
+/* What the tests of fused norms compare with: r bit for bit from the scalar sum, y in float64
+ * within one rounding, and the bits of y from norm.h run on the host, which all devices must
+ * have. */
 #ifndef OH_TEST_NORM_REFERENCE_H
 #define OH_TEST_NORM_REFERENCE_H
 
@@ -22,8 +23,9 @@ typedef struct norm_data {
     float *scales; /* [rows] */
 } norm_data;
 
-/* Fills r, y, quantised and scales, and fails the test where y or a quantised value is not within one rounding of
- * float64: y of the value that fp32 arithmetic with a relative error of 2^-20 may give. */
+/* Fills r, y, quantised and scales, and fails the test where y or a quantised value is not within
+ * one rounding of float64: y of the value that fp32 arithmetic with a relative error of 2^-20 may
+ * give. */
 void norm_reference(const norm_data *d, const char *what);
 
 /* One element that must be x * 1/sqrt(mean + eps) * w within one rounding. */

@@ -11,18 +11,18 @@ typedef struct start {
     void *argument;
 } start;
 
-void ranks_barrier(onehop_t *context) {
+void ranks_barrier(onehop_context *context) {
     CHECK_OK(onehop_group_barrier(context->group));
 }
 
-void ranks_expect_idle(onehop_t *context) {
+void ranks_expect_idle(onehop_context *context) {
     ranks_barrier(context);
-    const oh_planes *p = &context->planes;
-    const char *plane = (const char *)context->slabs[context->rank].ptr + p->push;
+    const oh_regions *p = &context->regions;
+    const char *region = (const char *)context->buffers[context->rank].ptr + p->push;
     const size_t words = 2 * (size_t)context->world * p->slot_bytes / 8;
     for (size_t i = 0; i < words; i++) {
         uint64_t word;
-        memcpy(&word, plane + 8 * i, 8);
+        memcpy(&word, region + 8 * i, 8);
         if (word != UINT64_MAX)
             FAIL("rank %d: bytes %zu.. of its push slots hold 0x%llx: not armed", context->rank,
                  8 * i, (unsigned long long)word);
@@ -33,7 +33,7 @@ void ranks_expect_idle(onehop_t *context) {
 static void rank_main(int rank, int world_size, void *argument) {
     const start *s = argument;
     onehop_config config = s->config;
-    onehop_t *context;
+    onehop_context *context;
     if (s->groups) {
         config.group = s->groups[rank];
     } else {
@@ -88,9 +88,9 @@ void ranks_run(ranks_layout layout, int world_size, const onehop_config *base, r
     for (int r = 0; r < world_size; r++) onehop_group_close(groups[r]);
 }
 
-onehop_result ranks_all_reduce(onehop_t *context, const void *in, void *out, size_t count,
+onehop_result ranks_all_reduce(onehop_context *context, const void *in, void *out, size_t count,
                                onehop_dtype dtype, onehop_algorithm algorithm,
-                               onehop_stream_t stream) {
+                               onehop_stream stream) {
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     if (algorithm == ONEHOP_ALGORITHM_AUTO)
         return onehop_all_reduce(context, in, out, count, dtype, ONEHOP_SUM, stream);

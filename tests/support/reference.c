@@ -25,9 +25,9 @@ static int top_bit(uint32_t value) {
     return top;
 }
 
-/* A value is significand * 2^quantum. The smallest quantum of a format is that of its subnormals.
- */
-static int least_quantum(onehop_dtype dtype) {
+/* A value is significand * 2^quantum. The smallest quantum of a format is that of its
+ * subnormals. */
+static int min_quantum(onehop_dtype dtype) {
     return 2 - (1 << (exponent_width(dtype) - 1)) - fraction_width(dtype);
 }
 
@@ -38,7 +38,7 @@ uint32_t reference_widen(uint32_t bits, onehop_dtype dtype) {
     if (exponent == largest) return sign << 31 | 0x7f800000u | fraction << (23 - width);
     const uint32_t significand = exponent ? fraction | 1u << width : fraction;
     if (!significand) return sign << 31;
-    const int quantum = least_quantum(dtype) + (exponent ? (int)exponent - 1 : 0);
+    const int quantum = min_quantum(dtype) + (exponent ? (int)exponent - 1 : 0);
     int up = 23 - top_bit(significand);
     /* fp32's own subnormals stay as they are. */
     if (quantum - up < -149) up = quantum + 149;
@@ -46,7 +46,7 @@ uint32_t reference_widen(uint32_t bits, onehop_dtype dtype) {
 }
 
 uint32_t reference_round(uint32_t v, onehop_dtype dtype) {
-    const int width = fraction_width(dtype), least = least_quantum(dtype);
+    const int width = fraction_width(dtype), min = min_quantum(dtype);
     const uint32_t infinity = ((1u << exponent_width(dtype)) - 1) << width;
     const uint32_t sign = (v >> 31) << (width + exponent_width(dtype)), magnitude = v & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return infinity | ((1u << width) - 1);
@@ -56,7 +56,7 @@ uint32_t reference_round(uint32_t v, onehop_dtype dtype) {
     if (!significand) return sign;
     const int quantum = (exponent ? (int)exponent : 1) - 150;
     int target = quantum + top_bit(significand) - width;
-    if (target < least) target = least;
+    if (target < min) target = min;
     const int shift = target - quantum; /* never negative: no type here has more digits than fp32 */
     uint64_t kept = shift > 40 ? 0 : (uint64_t)significand >> shift;
     if (shift > 0 && shift <= 40) {
@@ -64,7 +64,7 @@ uint32_t reference_round(uint32_t v, onehop_dtype dtype) {
                        half = (uint64_t)1 << (shift - 1);
         if (rest > half || (rest == half && (kept & 1))) kept++;
     }
-    const uint64_t encoded = ((uint64_t)(target - least) << width) + kept;
+    const uint64_t encoded = ((uint64_t)(target - min) << width) + kept;
     return sign | (encoded >= infinity ? infinity : (uint32_t)encoded);
 }
 
@@ -177,8 +177,8 @@ void reference_of_inputs(void *out, input_kind kind, uint64_t seed, int world, s
 }
 
 /* ---- buffers with guards --------------------------------------------------------------------- */
-guarded guarded_make(size_t most) {
-    guarded g = {NULL, NULL, (most + 2 * GUARD + 64 + 63) / 64 * 64, 0};
+guarded guarded_make(size_t max) {
+    guarded g = {NULL, NULL, (max + 2 * GUARD + 64 + 63) / 64 * 64, 0};
     g.memory = aligned_alloc(64, g.room);
     if (!g.memory) FAIL("no memory for %zu bytes", g.room);
     return g;

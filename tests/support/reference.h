@@ -49,7 +49,7 @@ typedef struct guarded {
 } guarded;
 
 /* Room for `most` bytes at any offset below 64, with 128 guard bytes on each side. */
-guarded guarded_make(size_t most);
+guarded guarded_make(size_t max);
 /* Poisons all of it and places `bytes` of data `off` bytes after a boundary. */
 void *guarded_place(guarded *g, size_t bytes, size_t off);
 /* Fails the test if a byte outside the data is not poison any more. */

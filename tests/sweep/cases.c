@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint32_t most_counts[SWEEP_RANKS + 1][SWEEP_RANKS][IN_COUNT];
+static uint32_t max_counts[SWEEP_RANKS + 1][SWEEP_RANKS][IN_COUNT];
 
-/* ---- runs without a fault ------------------------------------------------------------------------ */
+/* ---- runs without a fault -------------------------------------------------------------------- */
 
 static void count_calls(int world, life_report *reports) {
     const sweep_case c = {.world = world, .rank = 0, .fault = {-1, 0, DO_NOTHING}};
@@ -26,8 +26,8 @@ static void count_calls(int world, life_report *reports) {
     }
     for (int r = 0; r < world; r++)
         for (int f = 0; f < IN_COUNT; f++)
-            if (reports[r].counts[f] > most_counts[world][r][f])
-                most_counts[world][r][f] = reports[r].counts[f];
+            if (reports[r].counts[f] > max_counts[world][r][f])
+                max_counts[world][r][f] = reports[r].counts[f];
 }
 
 void count_all_calls(void) {
@@ -38,12 +38,12 @@ void count_all_calls(void) {
 
 void print_counts(void) {
     for (int f = 0; f < IN_COUNT; f++)
-        printf("%-24s W=2: %5u %5u   W=3: %5u %5u %5u   %s\n", inject_name(f), most_counts[2][0][f],
-               most_counts[2][1][f], most_counts[3][0][f], most_counts[3][1][f],
-               most_counts[3][2][f], inject_words(f));
+        printf("%-24s W=2: %5u %5u   W=3: %5u %5u %5u   %s\n", inject_name(f), max_counts[2][0][f],
+               max_counts[2][1][f], max_counts[3][0][f], max_counts[3][1][f], max_counts[3][2][f],
+               inject_words(f));
 }
 
-/* ---- the list of runs ---------------------------------------------------------------------------- */
+/* ---- the list of runs ------------------------------------------------------------------------ */
 
 static void add_case(sweep_list *list, int world, int rank, int function, uint32_t nth,
                      int action) {
@@ -74,7 +74,7 @@ void add_all(sweep_list *list) {
             for (int f = 0; f < IN_COUNT; f++) {
                 const bool few = strchr(inject_words(f), '~');
                 if (options.only && strcmp(options.only, inject_name(f))) continue;
-                for (uint32_t n = 1; n <= most_counts[world][rank][f]; n = few ? 2 * n : n + 1)
+                for (uint32_t n = 1; n <= max_counts[world][rank][f]; n = few ? 2 * n : n + 1)
                     add_actions(list, world, rank, f, n);
             }
 }
@@ -98,7 +98,8 @@ static int by_key(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* By a hash of the run itself: the number of calls varies a little, and must not change the draw. */
+/* By a hash of the run itself: the number of calls varies a little, and must not change the
+ * draw. */
 void draw_sample(sweep_list *list) {
     qsort(list->cases, list->count, sizeof *list->cases, by_key);
     if (options.sample < list->count) list->count = options.sample;

@@ -13,7 +13,7 @@ static inject_plan plan;
 static uint32_t *counts;
 static uintptr_t code_begin, code_end; /* of libonehop */
 
-/* ---- names ------------------------------------------------------------------------------------ */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 static const struct {
     const char *name, *words;
@@ -78,7 +78,7 @@ int inject_action(const char *word) {
     return -1;
 }
 
-/* ---- the heap of the library ------------------------------------------------------------------- */
+/* ---- the heap of the library ----------------------------------------------------------------- */
 
 #define BLOCKS 1024
 static void *blocks[BLOCKS];
@@ -105,7 +105,7 @@ void inject_exchange_block(void *old, void *new) {
     unlock();
 }
 
-/* ---- counting ---------------------------------------------------------------------------------- */
+/* ---- counting -------------------------------------------------------------------------------- */
 
 static int find_code(struct dl_phdr_info *info, size_t size, void *unused) {
     (void)size, (void)unused;

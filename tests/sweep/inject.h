@@ -1,8 +1,8 @@
 /* Faults at the n-th call that libonehop makes of a system function.
  *
  * The program defines these functions itself, so that the shared library's calls come here first. A
- * call is counted, and may fail, only if its return address lies in libonehop; all others pass. Each
- * rank is a process of its own, so plan and counts are plain globals of that process. */
+ * call is counted, and may fail, only if its return address lies in libonehop; all others pass.
+ * Each rank is a process of its own, so plan and counts are plain globals of that process. */
 #ifndef OH_SWEEP_INJECT_H
 #define OH_SWEEP_INJECT_H
 
@@ -13,7 +13,7 @@
 /* X(function, words): how the function may fail, by name of errno; further words:
  *   SHORT   moves one byte only            LOST  descriptors that came are lost (MSG_CTRUNC)
  *   WAKE    returns 0 without waiting      -     never fails; a rank may die or stop there
- *   ~       called as often as a wait takes turns: of its calls only the 1st, 2nd, 4th, ... are taken */
+ *   ~ called as often as a wait takes turns: of its calls only the 1st, 2nd, 4th, ... are taken */
 #define INJECT_FUNCTIONS(X)                                                                        \
     X(accept4, "EINTR ECONNABORTED EMFILE ENOMEM")                                                 \
     X(access, "EACCES")                                                                            \
@@ -105,8 +105,8 @@ void inject_begin(const inject_plan *plan, uint32_t *counts);
  * freed. */
 int inject_end(void);
 
-/* For wrap.c. Counts a call from the address `from`; what is to become of it: DO_NOTHING, DO_SHORT and the
- * like, or an errno, which is set. */
+/* For wrap.c. Counts a call from the address `from`; what is to become of it: DO_NOTHING, DO_SHORT
+ * and the like, or an errno, which is set. */
 int inject_take(inject_function function, void *from);
 bool inject_of_library(void *from);
 void inject_exchange_block(void *old_block, void *new_block); /* of the heap; NULL: none */

@@ -11,10 +11,11 @@
 #define NOBODY  -1
 #define SEVERAL -2
 
-/* ---- whom a sentence names ----------------------------------------------------------------------- */
+/* ---- whom a sentence names ------------------------------------------------------------------- */
 
-/* The next number after "rank" or "ranks" in *text, which moves behind it. A list is SEVERAL. `prefix`: nothing
- * stands before it and a colon behind, so the rank is who says the rest, unless nothing else is named. */
+/* The next number after "rank" or "ranks" in *text, which moves behind it. A list is SEVERAL.
+ * `prefix`: nothing stands before it and a colon behind, so the rank is who says the rest, unless
+ * nothing else is named. */
 static int next_rank(const char **text, bool *prefix) {
     const char *begin = *text, *at = strstr(begin, "rank");
     char *behind;
@@ -30,7 +31,8 @@ static int next_rank(const char **text, bool *prefix) {
                                                                                       : rank;
 }
 
-/* Of a failure of a peer the first rank that is told of; of a failure at home the rank that tells. */
+/* Of a failure of a peer the first rank that is told of; of a failure at home the rank that
+ * tells. */
 static int named(const life_report *r, int own) {
     const bool of_peer = r->result == ONEHOP_ERR_PEER_FAILED ||
                          r->result == ONEHOP_ERR_MISSING_PEER || r->result <= -300;
@@ -47,7 +49,7 @@ static int named(const life_report *r, int own) {
     return teller == NOBODY && !of_peer ? own : teller;
 }
 
-/* ---- the verdict --------------------------------------------------------------------------------- */
+/* ---- the verdict ----------------------------------------------------------------------------- */
 
 /* The most serious comes first and is the one that is told. */
 __attribute__((format(printf, 3, 4))) static void blame(sweep_verdict *v, sweep_fault fault,
@@ -89,7 +91,8 @@ static float seconds_late(const sweep_case *c, const life_report *reports) {
     return sum;
 }
 
-/* A fault that ends something is told at once; only a rank that stopped is seen by the limit alone. */
+/* A fault that ends something is told at once; only a rank that stopped is seen by the limit
+ * alone. */
 static void judge_time(const sweep_case *c, uint32_t limit_ms, const life_report *reports,
                        const rank_end *ends, sweep_verdict *v) {
     const float limit = (float)limit_ms * 0.001f + seconds_late(c, reports);
@@ -112,8 +115,8 @@ static bool is_unknown(const sweep_case *c, const life_report *report) {
            said <= (c->fault.function == IN_send);
 }
 
-/* Whoever dies where its peers need nothing more of it is not missed there. One that then opens another
- * group by name waits for a rank that never begins to: only the limit can end that. */
+/* Whoever dies where its peers need nothing more of it is not missed there. One that then opens
+ * another group by name waits for a rank that never begins to: only the limit can end that. */
 static bool waits_for_unborn(const sweep_case *c, const life_report *dead,
                              const life_report *report) {
     return c->fault.action == DO_KILL && dead->step < AT_group_open &&
@@ -167,8 +170,8 @@ static bool is_set_up(int step) {
            step == AT_symmetric_alloc || step == AT_prepare;
 }
 
-/* The last word of an exchange is not answered: if a rank dies on the way to it, or cannot hear it, the
- * others may be through already, which nobody can help. They learn of it at their next call. */
+/* The last word of an exchange is not answered: if a rank dies on the way to it, or cannot hear it,
+ * the others may be through already, which nobody can help. They learn of it at their next call. */
 static bool may_split(const sweep_case *c) {
     const int f = c->fault.function;
     return c->fault.action >= DO_KILL || is_of_two(c->fault.action) || f == IN_poll ||

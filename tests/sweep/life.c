@@ -21,9 +21,9 @@ typedef struct life {
     const life_plan *plan;
     life_report *report;
     double began; /* the step */
-    onehop_t *context;
+    onehop_context *context;
     void *shared_in, *shared_out;
-    onehop_stream_t stream;
+    onehop_stream stream;
     onehop_host_graph *graph;
     bool recording; /* the stream */
     onehop_group *group;
@@ -51,7 +51,7 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* ---- steps --------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 static void begin(life *l, life_step step) {
     __atomic_store_n(&l->report->step, (int)step, __ATOMIC_RELAXED);
@@ -172,7 +172,7 @@ static onehop_result create(life *l) {
                              .device = host_device,
                              .push_bytes = 4096,
                              .pull_bytes = 65536,
-                             .max_rows = 16,
+                             .max_registrations = 16,
                              .timeout_ms = l->plan->limit_ms,
                              .init_timeout_ms = l->plan->limit_ms};
     return onehop_create(&c, &l->context);
@@ -193,7 +193,7 @@ static bool calls(life *l) {
     return false;
 }
 
-/* ---- a graph over registered memory ------------------------------------------------------------- */
+/* ---- a graph over registered memory ---------------------------------------------------------- */
 
 static onehop_result record(life *l) {
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
@@ -235,7 +235,7 @@ static bool graph(life *l) {
     return false;
 }
 
-/* ---- a communicator over memory of one's own ---------------------------------------------------- */
+/* ---- a communicator over memory of one's own ------------------------------------------------- */
 
 static onehop_result open_group(life *l) {
     char name[128];
@@ -275,7 +275,7 @@ static bool own_storage(life *l) {
                                          .world_size = l->plan->world,
                                          .push_bytes = 4096,
                                          .pull_bytes = 65536,
-                                         .max_rows = 16};
+                                         .max_registrations = 16};
     if (onehop_layout_get(&layout, &l->layout)) abort();
     l->local = aligned_alloc(256, l->layout.local_bytes);
     l->host = aligned_alloc(256, (l->layout.host_bytes + 255) / 256 * 256);
@@ -293,7 +293,7 @@ static bool own_storage(life *l) {
     return false;
 }
 
-/* ---- the end ------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 /* In this order graphs end before the memory that they use. */
 static void give_back(life *l) {

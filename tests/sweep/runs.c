@@ -1,6 +1,6 @@
-/* A run: a process for each rank, with a fault planned in one. And all runs, by several workers, who
- * take them from one list. A worker that may has a network namespace of its own, in which all sockets
- * are the sweep's. */
+/* A run: a process for each rank, with a fault planned in one. And all runs, by several workers,
+ * who take them from one list. A worker that may has a network namespace of its own, in which all
+ * sockets are the sweep's. */
 #include "sweep.h"
 
 #include <sched.h>
@@ -33,7 +33,7 @@ uint32_t limit_of(const sweep_case *c) {
     return c->fault.action == DO_STOP ? options.stop_limit_ms : options.limit_ms;
 }
 
-/* ---- one run ------------------------------------------------------------------------------------- */
+/* ---- one run --------------------------------------------------------------------------------- */
 
 static pid_t start_rank(const sweep_case *c, int rank, const char *name, life_report *report) {
     const pid_t parent = getpid(), pid = fork();
@@ -88,7 +88,7 @@ void run_case(const sweep_case *c, life_report *reports, rank_end *ends) {
     }
 }
 
-/* ---- all runs ------------------------------------------------------------------------------------- */
+/* ---- all runs -------------------------------------------------------------------------------- */
 
 /* In a network namespace of one's own every socket is a rank's; the first line is a heading. */
 static void look_at_sockets(bool own_namespace, sweep_verdict *v) {

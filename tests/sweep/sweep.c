@@ -1,8 +1,8 @@
 /* labels: timeout=180
  * All runs of the sweep, or a sample of them.
  *
- * What is wrong is run twice more, to tell what always fails from what needs luck. One run by itself is
- * repeated with --case, with the library's log if SWEEP_LOG is set. */
+ * What is wrong is run twice more, to tell what always fails from what needs luck. One run by
+ * itself is repeated with --case, with the library's log if SWEEP_LOG is set. */
 #include "sweep.h"
 
 #include <dirent.h>
@@ -18,7 +18,7 @@ static const char usage[] =
     "      [--limit-ms N] [--stop-limit-ms N] [--case "
     "WORLD,RANK,FUNCTION,NTH,ACTION [--times N]]\n";
 
-/* ---- a single run -------------------------------------------------------------------------------- */
+/* ---- a single run ---------------------------------------------------------------------------- */
 
 static int misused(void) {
     fputs(usage, stderr);
@@ -52,7 +52,7 @@ static int run_one(void) {
     return bad ? 1 : 0;
 }
 
-/* ---- the place where it runs ---------------------------------------------------------------------- */
+/* ---- the place where it runs ----------------------------------------------------------------- */
 
 static char place[] = "/tmp/onehop-sweep-XXXXXX";
 
@@ -85,7 +85,7 @@ static int count_shm(void) {
     return count;
 }
 
-/* ---- main ---------------------------------------------------------------------------------------- */
+/* ---- main ------------------------------------------------------------------------------------ */
 
 static bool parse(int argc, char **argv) {
     bool has_seed = false;

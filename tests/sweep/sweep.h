@@ -18,7 +18,8 @@
 
 #define SWEEP_RANKS 3 /* the most */
 
-/* X(name): what a rank does one after another. A collective one makes or ends something together. */
+/* X(name): what a rank does one after another. A collective one makes or ends something
+ * together. */
 #define LIFE_STEPS(X)                                                                              \
     X(create)                                                                                      \
     X(all_reduce_small)                                                                            \
@@ -86,7 +87,7 @@ const char *life_step_name(int step);
 /* Lives, in a process of its own. */
 void life_run(const life_plan *plan, life_report *report);
 
-/* ---- one case and its verdict ------------------------------------------------------------------ */
+/* ---- one case and its verdict ---------------------------------------------------------------- */
 
 typedef struct sweep_case {
     int world, rank; /* where the fault is */
@@ -129,7 +130,7 @@ typedef struct sweep_verdict {
 void judge(const sweep_case *c, uint32_t limit_ms, const life_report *reports, const rank_end *ends,
            sweep_verdict *verdict);
 
-/* ---- all of them ------------------------------------------------------------------------------- */
+/* ---- all of them ----------------------------------------------------------------------------- */
 
 typedef struct sweep_options {
     uint32_t sample; /* runs; 0: all */

@@ -79,7 +79,7 @@ static void *find_next(void **slot, const char *name) {
         return action && action != DO_SHORT ? -1 : real.call arguments;                            \
     }
 
-/* ---- files and descriptors --------------------------------------------------------------------- */
+/* ---- files and descriptors ------------------------------------------------------------------- */
 
 WRAP(int, access, -1, (const char *path, int mode), (path, mode))
 WRAP(FILE *, fopen, NULL, (const char *path, const char *mode), (path, mode))
@@ -144,8 +144,8 @@ int fcntl(int fd, int command, ...) {
     return action ? -1 : real.call(fd, command, argument);
 }
 
-/* pidfd_open alone: a rank that cannot read its user's secret (keyctl) has other addresses, and is never
- * met, as if it were in another network namespace. */
+/* pidfd_open alone: a rank that cannot read its user's secret (keyctl) has other addresses, and is
+ * never met, as if it were in another network namespace. */
 long syscall(long number, ...) {
     NEXT(syscall);
     long a[6];
@@ -164,7 +164,7 @@ static void break_connection(int fd, int action) {
     if (action && action < DO_SHORT) errno = action;
 }
 
-/* ---- sockets ----------------------------------------------------------------------------------- */
+/* ---- sockets --------------------------------------------------------------------------------- */
 
 WRAP(int, accept4, -1, (int fd, struct sockaddr *address, socklen_t *size, int flags),
      (fd, address, size, flags))
@@ -234,7 +234,7 @@ ssize_t recvmsg(int fd, struct msghdr *message, int flags) {
     return moved;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 WRAP(void *, mmap, MAP_FAILED,
      (void *at, size_t bytes, int protection, int flags, int fd, off_t offset),
@@ -294,7 +294,7 @@ void free(void *block) {
     __libc_free(block);
 }
 
-/* ---- threads, time, the machine ---------------------------------------------------------------- */
+/* ---- threads, time, the machine -------------------------------------------------------------- */
 
 WRAP_NUMBER(pthread_cond_init, (pthread_cond_t * c, const pthread_condattr_t *a), (c, a))
 WRAP_NUMBER(pthread_cond_wait, (pthread_cond_t * c, pthread_mutex_t *m), (c, m))

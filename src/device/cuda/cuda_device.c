@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- context manners --------------------------------------------------------------------- */
+/* ---- context manners ------------------------------------------------------------------------- */
 
 onehop_result oh_cuda_push(const oh_cuda_device *device, bool *pushed_out) {
     oh_cu_context current = NULL;
@@ -39,7 +39,7 @@ void oh_cuda_leave(const oh_cuda_scope *scope) {
     oh_cuda_pop(scope->pushed);
 }
 
-/* ---- open and close ---------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 static onehop_result ask(oh_cuda_device *device, oh_cu_device_attribute attribute, int *out) {
     oh_cu_result result = oh_cu.cuDeviceGetAttribute(out, attribute, device->device);
@@ -147,7 +147,7 @@ static onehop_result cuda_info(oh_device *base, oh_device_info *out) {
     return ONEHOP_OK;
 }
 
-/* ---- plain memory ------------------------------------------------------------------------ */
+/* ---- plain memory ---------------------------------------------------------------------------- */
 
 onehop_result oh_cuda_fill_here(const oh_cuda_device *device, oh_cu_ptr to, int byte,
                                 size_t bytes) {
@@ -275,10 +275,10 @@ static onehop_result cuda_host_alloc(oh_device *base, size_t bytes, void **host_
     return ONEHOP_OK;
 }
 
-/* ---- the table --------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static onehop_result cuda_copy_on_stream(oh_device *base, void *to, const void *from, size_t bytes,
-                                         onehop_stream_t stream) {
+                                         onehop_stream stream) {
     oh_cuda_device *device = oh_cuda_of(base);
     oh_cuda_scope scope;
     onehop_result error = oh_cuda_enter(device, &scope);

@@ -16,7 +16,7 @@
 
 #include <stdatomic.h>
 
-/* ---- for the layers above ---------------------------------------------------------------- */
+/* ---- for the layers above -------------------------------------------------------------------- */
 
 /* Memory of another rank of this process, for this rank's device: adds a reference to the one
  * mapping there is and lets this device read and write it. `out` is released like any other; the
@@ -24,7 +24,7 @@
  * process exported. */
 onehop_result oh_cuda_mem_share(oh_device *, const oh_mem *, oh_mem *out);
 
-/* ---- the driver -------------------------------------------------------------------------- */
+/* ---- the driver ------------------------------------------------------------------------------ */
 
 /* Opens libcuda.so.1 and initialises it, once per process. NO_DEVICE, with the reason, if that
  * failed. */
@@ -39,8 +39,7 @@ onehop_result oh_cuda_error(oh_cu_result failure, const char *call, const char *
 onehop_result oh_cuda_error_as(onehop_result result, oh_cu_result failure, const char *call,
                                const char *format, ...) __attribute__((format(printf, 4, 5)));
 
-/* ---- the device
- * ---------------------------------------------------------------------------------- */
+/* ---- the device ------------------------------------------------------------------------------ */
 
 #define OH_CUDA_KNOWN_STREAMS 16 /* a power of two */
 
@@ -85,12 +84,11 @@ void oh_cuda_pop(bool pushed);
 /* Fill and wait, within a scope. */
 onehop_result oh_cuda_fill_here(const oh_cuda_device *, oh_cu_ptr, int byte, size_t bytes);
 
-/* ---- operations, one file each
- * ------------------------------------------------------------------- */
+/* ---- operations, one file each --------------------------------------------------------------- */
 
 /* cuda_handles.c */
-typedef union oh_cuda_handle_bytes { /* of an exported handle: a descriptor, or a CUmemFabricHandle
-                                      */
+typedef union oh_cuda_handle_bytes { /* of an exported handle: a descriptor, or a
+                                      * CUmemFabricHandle */
     int fd;
     unsigned char fabric[64];
 } oh_cuda_handle_bytes;
@@ -122,7 +120,7 @@ onehop_result oh_cuda_multicast_create(oh_device *, size_t bytes, int ranks, uin
                                        oh_multicast *, oh_mem_handle *handle_out, int *fd_out);
 onehop_result oh_cuda_multicast_join(oh_device *, const oh_mem_handle *, int fd, oh_multicast *);
 onehop_result oh_cuda_multicast_bind(oh_device *, const oh_mem *own, oh_multicast *);
-onehop_result oh_cuda_multicast_map(oh_device *, const oh_mem *slabs, int ranks, oh_multicast *);
+onehop_result oh_cuda_multicast_map(oh_device *, const oh_mem *buffers, int ranks, oh_multicast *);
 void oh_cuda_multicast_release(oh_device *, oh_multicast *);
 
 /* cuda_foreign.c */
@@ -149,10 +147,10 @@ onehop_result oh_cuda_launch(oh_device *, const oh_launch *);
 onehop_result oh_cuda_build(oh_device *, const oh_program *, const oh_kernel *, oh_function *out);
 
 /* cuda_stream.c */
-onehop_result oh_cuda_stream_info(oh_device *, onehop_stream_t, oh_stream_info *out);
-onehop_result oh_cuda_stream_order(oh_device *, onehop_stream_t earlier, onehop_stream_t later);
-onehop_result oh_cuda_stream_idle(oh_device *, onehop_stream_t, bool *idle_out);
-onehop_result oh_cuda_graph_retain(oh_device *, onehop_stream_t, void (*gone)(void *),
+onehop_result oh_cuda_stream_info(oh_device *, onehop_stream, oh_stream_info *out);
+onehop_result oh_cuda_stream_order(oh_device *, onehop_stream earlier, onehop_stream later);
+onehop_result oh_cuda_stream_idle(oh_device *, onehop_stream, bool *idle_out);
+onehop_result oh_cuda_graph_retain(oh_device *, onehop_stream, void (*gone)(void *),
                                    void *argument);
 
 #endif

@@ -38,7 +38,7 @@ static bool ask(uint64_t at, answers *out) {
            OH_CU_SUCCESS;
 }
 
-/* ---- one piece --------------------------------------------------------------------------- */
+/* ---- one piece ------------------------------------------------------------------------------- */
 
 /* Why no piece of memory with these answers can be shared, or NULL. */
 static const char *private_because(const oh_cuda_device *device, const answers *a) {
@@ -116,7 +116,7 @@ static onehop_result locate(void *context, uint64_t at, uint64_t limit, oh_mem_h
     return ONEHOP_OK;
 }
 
-/* ---- the operations ---------------------------------------------------------------------- */
+/* ---- the operations -------------------------------------------------------------------------- */
 
 onehop_result oh_cuda_foreign_find(oh_device *base, const oh_range *ranges, size_t count,
                                    uint32_t kinds, oh_mem_handle **pieces_out, size_t *count_out) {

@@ -24,7 +24,7 @@ void oh_cuda_set_image(const void *image, size_t size) {
     pthread_mutex_unlock(&image_state.lock);
 }
 
-/* ---- loading ----------------------------------------------------------------------------- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 static onehop_result load_error(const oh_cuda_device *device, oh_cu_result result, const char *call,
                                 const char *name) {
@@ -185,7 +185,7 @@ onehop_result oh_cuda_resident_blocks(oh_device *base, const oh_function *functi
     return ONEHOP_OK;
 }
 
-/* ---- launching --------------------------------------------------------------------------- */
+/* ---- launching ------------------------------------------------------------------------------- */
 
 static onehop_result launch_error(const oh_cuda_device *device, const oh_launch *launch,
                                   oh_cu_result result) {

@@ -60,7 +60,7 @@ static onehop_result granularity_of(const oh_cuda_device *device, const oh_cu_me
     return ONEHOP_OK;
 }
 
-/* ---- one record: acquire and tear down --------------------------------------------------- */
+/* ---- one record: acquire and tear down ------------------------------------------------------- */
 
 /* Within a scope. Accepts any prefix. */
 static void tear_down(memory *m) {
@@ -142,7 +142,7 @@ static onehop_result map_piece(const oh_cuda_device *device, memory *m, size_t u
     return give_access(device, m);
 }
 
-/* ---- the list of what this process created ----------------------------------------------- */
+/* ---- the list of what this process created --------------------------------------------------- */
 
 static void list(memory *m) {
     pthread_mutex_lock(&own.lock);
@@ -184,7 +184,7 @@ static void describe(memory *m, oh_mem *out) {
     out->owner = m;
 }
 
-/* ---- create and export ------------------------------------------------------------------- */
+/* ---- create and export ----------------------------------------------------------------------- */
 
 /* Within a scope. */
 static onehop_result create_here(const oh_cuda_device *device, size_t bytes, uint32_t kinds,
@@ -253,8 +253,8 @@ static void fill_handle(memory *m, uint32_t kind, const oh_cuda_handle_bytes *by
     pthread_mutex_unlock(&own.lock);
 }
 
-/* A descriptor where the memory allows it: it is the kind that needs no set-up by an administrator.
- */
+/* A descriptor where the memory allows it: it is the kind that needs no set-up by an
+ * administrator. */
 onehop_result oh_cuda_mem_export(oh_device *base, const oh_mem *mem, oh_mem_handle *out,
                                  int *fd_out) {
     oh_cuda_device *device = oh_cuda_of(base);
@@ -276,7 +276,7 @@ onehop_result oh_cuda_mem_export(oh_device *base, const oh_mem *mem, oh_mem_hand
     return ONEHOP_OK;
 }
 
-/* ---- import, share, release -------------------------------------------------------------- */
+/* ---- import, share, release ------------------------------------------------------------------ */
 
 static onehop_result check_handle(const oh_mem_handle *handle, int fd) {
     if (handle->kind != OH_HANDLE_FD && handle->kind != OH_HANDLE_FABRIC)

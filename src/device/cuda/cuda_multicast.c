@@ -1,8 +1,8 @@
 /* Multicast of NVSwitch: an object that all ranks' GPUs join, to which each binds its memory, and
  * which each maps; the switch then sends a store to all and adds what a load finds.
  *
- * NEVER RUN ON HARDWARE. The one file that makes such objects, and only after `allowed` has asked the
- * switches of the environment and the driver.
+ * NEVER RUN ON HARDWARE. The one file that makes such objects, and only after `allowed` has asked
+ * the switches of the environment and the driver.
  *
  * Bindings are not undone one by one: a peer that is still running would find memory missing under
  * the address that all share. They end with the object, when the last rank has let it go. */
@@ -180,12 +180,12 @@ static onehop_result map_here(const oh_cuda_device *device, multicast *m) {
     return oh_cuda_give_access(device, m->address, m->bytes);
 }
 
-onehop_result oh_cuda_multicast_map(oh_device *base, const oh_mem *slabs, int ranks,
+onehop_result oh_cuda_multicast_map(oh_device *base, const oh_mem *buffers, int ranks,
                                     oh_multicast *out) {
     const oh_cuda_device *device = oh_cuda_of(base);
     multicast *m = out->owner;
     oh_cuda_scope scope;
-    (void)slabs;
+    (void)buffers;
     (void)ranks;
     onehop_result error = allowed(device);
     if (error == ONEHOP_OK) error = oh_cuda_enter(device, &scope);

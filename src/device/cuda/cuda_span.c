@@ -48,7 +48,7 @@ static bool no_path(oh_cu_result result) {
            result == OH_CU_INVALID_DEVICE || result == OH_CU_NOT_SUPPORTED;
 }
 
-/* ---- within the process ------------------------------------------------------------------ */
+/* ---- within the process ---------------------------------------------------------------------- */
 
 /* Access for another GPU of this process. With cuMemAlloc it goes by context, for all its memory.
  * It is not taken back: the program may have come to rely on it, and it is not counted. */
@@ -93,7 +93,7 @@ static onehop_result reach_own(const oh_cuda_device *device, const oh_mem_handle
     }
 }
 
-/* ---- classic IPC ------------------------------------------------------------------------- */
+/* ---- classic IPC ----------------------------------------------------------------------------- */
 
 /* A new record at the head of the device's list. Within a scope, with the lock held. */
 static onehop_result open_handle(oh_cuda_device *device, const oh_mem_handle *handle,
@@ -161,7 +161,7 @@ static void close_handle(oh_cuda_device *device, opened *o) {
     pthread_mutex_unlock(&opened_lock);
 }
 
-/* ---- virtual memory ---------------------------------------------------------------------- */
+/* ---- virtual memory -------------------------------------------------------------------------- */
 
 static onehop_result reserve(const oh_cuda_device *device, size_t bytes, oh_mem *span) {
     const oh_cu_memory_kind kind = oh_cuda_memory_kind(device, OH_HANDLE_FD);
@@ -229,7 +229,7 @@ static void unmap_range(opened *o) {
     free(o);
 }
 
-/* ---- the operations ---------------------------------------------------------------------- */
+/* ---- the operations -------------------------------------------------------------------------- */
 
 /* Within a scope. */
 static onehop_result map_here(oh_cuda_device *device, const oh_mem_handle *piece, int fd,

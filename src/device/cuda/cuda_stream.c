@@ -6,7 +6,7 @@
 #include "device/cuda/cuda_device.h"
 
 /* NULL and the legacy handle are one stream. */
-static bool is_legacy(onehop_stream_t stream) {
+static bool is_legacy(onehop_stream stream) {
     return stream == NULL || stream == OH_CU_STREAM_LEGACY;
 }
 
@@ -17,7 +17,7 @@ static onehop_result implicit_capture(void) {
                     "non-blocking");
 }
 
-/* ---- whose stream ------------------------------------------------------------------------ */
+/* ---- whose stream ---------------------------------------------------------------------------- */
 
 /* The GPU of a context, -1 if it cannot be told. */
 static int ordinal_of(oh_cu_context context) {
@@ -41,7 +41,7 @@ static onehop_result refuse_foreign(const oh_cuda_device *device, oh_cu_context 
                     (void *)context, ordinal, device->ordinal, (void *)device->context);
 }
 
-static onehop_result check_owner(oh_cuda_device *device, onehop_stream_t stream) {
+static onehop_result check_owner(oh_cuda_device *device, onehop_stream stream) {
     oh_cu_context context = NULL;
     oh_cu_result result = oh_cu.cuStreamGetCtx(stream, &context);
     if (result != OH_CU_SUCCESS)
@@ -52,7 +52,7 @@ static onehop_result check_owner(oh_cuda_device *device, onehop_stream_t stream)
 
 /* Id 0 stands for the legacy stream and for an empty entry of the known ones; the driver's own ids
  * of other streams are never 0. The owner is asked once per stream: afterwards its id is known. */
-static onehop_result identify(oh_cuda_device *device, onehop_stream_t stream, uint64_t *id_out) {
+static onehop_result identify(oh_cuda_device *device, onehop_stream stream, uint64_t *id_out) {
     unsigned long long id = 0;
     if (is_legacy(stream)) {
         *id_out = 0;
@@ -76,16 +76,15 @@ static onehop_result identify(oh_cuda_device *device, onehop_stream_t stream, ui
 
 /* The driver tells no id of a stream that is being captured; its handle serves, since it lives at
  * least as long as the capture. The top bit keeps it apart from ids. */
-static onehop_result identify_captured(oh_cuda_device *device, onehop_stream_t stream,
+static onehop_result identify_captured(oh_cuda_device *device, onehop_stream stream,
                                        uint64_t *id_out) {
     *id_out = (uint64_t)(uintptr_t)stream | 1ull << 63;
     return check_owner(device, stream);
 }
 
-/* ---- capture
- * ------------------------------------------------------------------------------------- */
+/* ---- capture --------------------------------------------------------------------------------- */
 
-static onehop_result is_capturing(onehop_stream_t stream, bool *out) {
+static onehop_result is_capturing(onehop_stream stream, bool *out) {
     oh_cu_capture_status status = OH_CU_CAPTURE_NONE;
     oh_cu_result result = oh_cu.cuStreamIsCapturing(stream, &status);
     if (result == OH_CU_CAPTURE_IMPLICIT) return implicit_capture();
@@ -103,7 +102,7 @@ static onehop_result is_capturing(onehop_stream_t stream, bool *out) {
 }
 
 /* The capture a stream takes part in, 0: none, and its graph. */
-static onehop_result capture_of(onehop_stream_t stream, uint64_t *out, oh_cu_graph *graph_out) {
+static onehop_result capture_of(onehop_stream stream, uint64_t *out, oh_cu_graph *graph_out) {
     oh_cu_capture_status status = OH_CU_CAPTURE_NONE;
     uint64_t id = 0;
     oh_cu_result result =
@@ -116,10 +115,9 @@ static onehop_result capture_of(onehop_stream_t stream, uint64_t *out, oh_cu_gra
     return ONEHOP_OK;
 }
 
-/* ---- the operations
- * ------------------------------------------------------------------------------ */
+/* ---- the operations -------------------------------------------------------------------------- */
 
-onehop_result oh_cuda_stream_info(oh_device *base, onehop_stream_t stream, oh_stream_info *out) {
+onehop_result oh_cuda_stream_info(oh_device *base, onehop_stream stream, oh_stream_info *out) {
     oh_cuda_device *device = oh_cuda_of(base);
     oh_stream_info info = {0, false, 0};
     bool pushed;
@@ -135,8 +133,8 @@ onehop_result oh_cuda_stream_info(oh_device *base, onehop_stream_t stream, oh_st
     return error;
 }
 
-static onehop_result record_and_wait(const oh_cuda_device *device, onehop_stream_t earlier,
-                                     onehop_stream_t later) {
+static onehop_result record_and_wait(const oh_cuda_device *device, onehop_stream earlier,
+                                     onehop_stream later) {
     const char *call = "cuEventRecord";
     oh_cu_result result = oh_cu.cuEventRecord(device->event, earlier);
     if (result == OH_CU_SUCCESS) {
@@ -153,8 +151,7 @@ static onehop_result record_and_wait(const oh_cuda_device *device, onehop_stream
  * capture it becomes an edge of the graph). Otherwise nothing is done, because nothing can be done:
  * work that is only being recorded has no place in time yet. Order among replays and eager calls is
  * the caller's. */
-onehop_result oh_cuda_stream_order(oh_device *base, onehop_stream_t earlier,
-                                   onehop_stream_t later) {
+onehop_result oh_cuda_stream_order(oh_device *base, onehop_stream earlier, onehop_stream later) {
     oh_cuda_device *device = oh_cuda_of(base);
     uint64_t earlier_capture = 0, later_capture = 0;
     bool pushed;
@@ -171,7 +168,7 @@ onehop_result oh_cuda_stream_order(oh_device *base, onehop_stream_t earlier,
 
 /* The relaxed scope is for captures of other streams; the stream itself must not be captured, since
  * a query would invalidate that. */
-onehop_result oh_cuda_stream_idle(oh_device *base, onehop_stream_t stream, bool *idle_out) {
+onehop_result oh_cuda_stream_idle(oh_device *base, onehop_stream stream, bool *idle_out) {
     oh_cuda_device *device = oh_cuda_of(base);
     oh_cuda_scope scope;
     bool capturing = false;
@@ -193,7 +190,7 @@ onehop_result oh_cuda_stream_idle(oh_device *base, onehop_stream_t stream, bool 
     return ONEHOP_OK;
 }
 
-static onehop_result retain(onehop_stream_t stream, oh_cu_user_object object) {
+static onehop_result retain(onehop_stream stream, oh_cu_user_object object) {
     oh_cu_graph graph = NULL;
     uint64_t id = 0;
     onehop_result error = capture_of(stream, &id, &graph);
@@ -208,7 +205,7 @@ static onehop_result retain(onehop_stream_t stream, oh_cu_user_object object) {
 
 /* The graph and every executable made from it hold the object; the driver calls when the last one
  * is gone, from a thread of its own, in which it allows no call of it. */
-onehop_result oh_cuda_graph_retain(oh_device *base, onehop_stream_t stream, void (*gone)(void *),
+onehop_result oh_cuda_graph_retain(oh_device *base, onehop_stream stream, void (*gone)(void *),
                                    void *argument) {
     oh_cu_user_object object = NULL;
     bool pushed;

@@ -35,7 +35,7 @@ typedef int oh_cu_device;
 typedef unsigned long long oh_cu_ptr;
 typedef unsigned long long oh_cu_allocation;
 typedef struct CUctx_st *oh_cu_context;
-typedef struct CUstream_st *oh_cu_stream; /* the same type as onehop_stream_t */
+typedef struct CUstream_st *oh_cu_stream; /* the same type as onehop_stream */
 typedef struct CUevent_st *oh_cu_event;
 typedef struct CUlib_st *oh_cu_library;
 typedef struct CUkern_st *oh_cu_kernel;
@@ -70,6 +70,7 @@ typedef struct oh_cu_graph_edge_st oh_cu_graph_edge; /* only ever passed as NULL
     X(OH_CU_DEVICE_FD, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 103)       \
     X(OH_CU_DEVICE_FABRIC, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, 128)                  \
     X(OH_CU_DEVICE_MULTICAST, CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, 132)                        \
+    X(OH_CU_DEVICE_MPS, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, 133)                                      \
     X(OH_CU_MULTICAST_GRANULARITY_MINIMUM, CU_MULTICAST_GRANULARITY_MINIMUM, 0)                    \
     X(OH_CU_P2P_RANK, CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK, 1)                                 \
     X(OH_CU_P2P_ACCESS, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 2)                               \
@@ -246,8 +247,8 @@ typedef struct oh_cu_launch_config { /* CUlaunchConfig */
     X(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *, oh_cu_function, int, size_t))           \
     X(cuLaunchKernelEx, (const oh_cu_launch_config *, oh_cu_function, void **, void **))
 
-/* The opened driver: oh_cu.cuMemCreate(...). Filled once by oh_cuda_driver; read-only afterwards.
- */
+/* The opened driver: oh_cu.cuMemCreate(...). Filled once by oh_cuda_driver; read-only
+ * afterwards. */
 typedef struct oh_cu_table {
 #define OH_CU_MEMBER(name, parameters) oh_cu_result(*name) parameters;
     OH_CU_FUNCTIONS(OH_CU_MEMBER)

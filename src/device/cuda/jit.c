@@ -1,8 +1,8 @@
 /* See jit.h.
  *
  * Libraries are loaded once per process and key, and stay loaded, as the embedded image does:
- * unloading waits for the GPU. So contexts that come and go, and expressions that are created again,
- * find what is there. */
+ * unloading waits for the GPU. So contexts that come and go, and expressions that are created
+ * again, find what is there. */
 #include "device/cuda/jit.h"
 
 #include "device/cuda/cuda_device.h"

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MOST_BYTES ((uint64_t)64 << 20)
+#define MAX_BYTES  ((uint64_t)64 << 20)
 #define NAME_BYTES 40
 
 typedef struct header {
@@ -121,7 +121,7 @@ static const char *read_file(int file, const oh_digest *key, oh_jit_image *image
     if (reason) return reason;
     if (!read_all(file, &h, sizeof h) || memcmp(h.magic, magic, sizeof magic)) return "no header";
     if (memcmp(&h.key, key, sizeof *key)) return "it is of something else";
-    if (h.size == 0 || h.size > MOST_BYTES || (uint64_t)s.st_size != sizeof h + h.size)
+    if (h.size == 0 || h.size > MAX_BYTES || (uint64_t)s.st_size != sizeof h + h.size)
         return "its size is wrong";
     oh_jit_image image = {malloc(h.size), h.size};
     if (!image.bytes) return "no memory";
@@ -187,7 +187,7 @@ static const char *write_file(int directory, const oh_digest *key, const oh_jit_
 
 void oh_jit_cache_write(const oh_digest *key, const oh_jit_image *image) {
     char path[4096];
-    if (image->size == 0 || image->size > MOST_BYTES) return;
+    if (image->size == 0 || image->size > MAX_BYTES) return;
     const int directory = open_directory(true);
     if (directory < 0) return;
     const char *reason = write_file(directory, key, image);

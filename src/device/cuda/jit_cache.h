@@ -3,8 +3,8 @@
  * One file an image, in ONEHOP_CACHE_DIR, else $XDG_CACHE_HOME/onehop, else ~/.cache/onehop; may be
  * deleted at any time. What is run is trusted like a library, so nothing is read that others could
  * have written: directory and file belong to this user or to root, are no symbolic links and can be
- * written by their owner alone (both are made private). A file's header holds the whole key and a digest of the
- * image; what does not agree to the last byte is not there.
+ * written by their owner alone (both are made private). A file's header holds the whole key and a
+ * digest of the image; what does not agree to the last byte is not there.
  *
  * A file appears whole, by renaming, so any number of processes may write and read at a time; who
  * renames last wins, with the same content. A failure costs a compilation, never a call: it is

@@ -96,7 +96,7 @@ void oh_nccl_disconnect(oh_device *device, void *comm, bool dead) {
 }
 
 onehop_result oh_nccl_all_reduce(oh_device *device, void *comm, const void *in, void *out,
-                                 size_t count, onehop_dtype dtype, onehop_stream_t stream) {
+                                 size_t count, onehop_dtype dtype, onehop_stream stream) {
     bool pushed;
     onehop_result result = oh_cuda_push(oh_cuda_of(device), &pushed);
     if (result) return result;

@@ -14,9 +14,9 @@ typedef struct oh_nccl_id {
     X(ncclGetVersion, (int *))                                                                     \
     X(ncclGetUniqueId, (oh_nccl_id *))                                                             \
     X(ncclCommInitRank, (void **, int, oh_nccl_id, int))                                           \
-    X(ncclAllReduce, (const void *, void *, size_t, int, int, void *, onehop_stream_t))            \
-    X(ncclReduceScatter, (const void *, void *, size_t, int, int, void *, onehop_stream_t))        \
-    X(ncclAllGather, (const void *, void *, size_t, int, void *, onehop_stream_t))                 \
+    X(ncclAllReduce, (const void *, void *, size_t, int, int, void *, onehop_stream))              \
+    X(ncclReduceScatter, (const void *, void *, size_t, int, int, void *, onehop_stream))          \
+    X(ncclAllGather, (const void *, void *, size_t, int, void *, onehop_stream))                   \
     X(ncclCommDestroy, (void *))                                                                   \
     X(ncclCommAbort, (void *))
 
@@ -54,8 +54,8 @@ enum {
 /* NCCL's number for a data type. */
 int oh_nccl_type(onehop_dtype dtype);
 
-/* A communicator on a CUDA device. Collective: returns when all ranks have called it, and NCCL alone
- * decides how long that may take. */
+/* A communicator on a CUDA device. Collective: returns when all ranks have called it, and NCCL
+ * alone decides how long that may take. */
 onehop_result oh_nccl_connect(oh_device *device, const oh_nccl_id *id, int rank, int world,
                               void **comm_out);
 /* With `dead` at once; else NCCL may wait for the peers to do the same. */
@@ -63,6 +63,6 @@ void oh_nccl_disconnect(oh_device *device, void *comm, bool dead);
 
 /* A sum in stream order; may be captured. */
 onehop_result oh_nccl_all_reduce(oh_device *device, void *comm, const void *in, void *out,
-                                 size_t count, onehop_dtype dtype, onehop_stream_t stream);
+                                 size_t count, onehop_dtype dtype, onehop_stream stream);
 
 #endif

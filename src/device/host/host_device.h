@@ -23,7 +23,7 @@ onehop_result oh_host_multicast_create(oh_device *device, size_t bytes, int rank
 onehop_result oh_host_multicast_join(oh_device *device, const oh_mem_handle *handle, int fd,
                                      oh_multicast *multicast);
 onehop_result oh_host_multicast_bind(oh_device *device, const oh_mem *own, oh_multicast *multicast);
-onehop_result oh_host_multicast_map(oh_device *device, const oh_mem *slabs, int ranks,
+onehop_result oh_host_multicast_map(oh_device *device, const oh_mem *buffers, int ranks,
                                     oh_multicast *multicast);
 void oh_host_multicast_release(oh_device *device, oh_multicast *multicast);
 
@@ -36,14 +36,13 @@ onehop_result oh_host_foreign_map(oh_device *device, const oh_mem_handle *piece,
                                   uint64_t span_bytes, uint64_t offset, oh_mem *span);
 
 /* host_stream.c */
-onehop_result oh_host_stream_info(oh_device *device, onehop_stream_t stream, oh_stream_info *out);
+onehop_result oh_host_stream_info(oh_device *device, onehop_stream stream, oh_stream_info *out);
 onehop_result oh_host_launch(oh_device *device, const oh_launch *launch);
 onehop_result oh_host_copy_on_stream(oh_device *device, void *to, const void *from, size_t bytes,
-                                     onehop_stream_t stream);
-onehop_result oh_host_stream_order(oh_device *device, onehop_stream_t earlier,
-                                   onehop_stream_t later);
-onehop_result oh_host_stream_idle(oh_device *device, onehop_stream_t stream, bool *idle_out);
-onehop_result oh_host_graph_retain(oh_device *device, onehop_stream_t stream, void (*gone)(void *),
+                                     onehop_stream stream);
+onehop_result oh_host_stream_order(oh_device *device, onehop_stream earlier, onehop_stream later);
+onehop_result oh_host_stream_idle(oh_device *device, onehop_stream stream, bool *idle_out);
+onehop_result oh_host_graph_retain(oh_device *device, onehop_stream stream, void (*gone)(void *),
                                    void *argument);
 
 #endif

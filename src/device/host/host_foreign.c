@@ -1,6 +1,6 @@
 /* Host memory that somebody else allocated. A peer can map it if it is a file in memory (a memfd, a
- * file of a tmpfs), mapped shared for reading and writing, and the program still has a descriptor of
- * it that is open for both. onehop_mem_alloc makes such memory.
+ * file of a tmpfs), mapped shared for reading and writing, and the program still has a descriptor
+ * of it that is open for both. onehop_mem_alloc makes such memory.
  *
  * /proc/self/maps says which mapping an address lies in, of which file and from where in it;
  * /proc/self/fd says which descriptor is of that file. Both are read once for a whole list of

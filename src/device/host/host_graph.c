@@ -35,7 +35,7 @@ static void run_graph(const onehop_host_graph *graph);
 void oh_host_work_run(const oh_host_work *work, const void *args) {
     switch (work->kind) {
     case OH_HOST_KERNEL:
-        oh_host_run_lane(work->kernel, args, work->blocks, 0, 1);
+        oh_host_run_worker(work->kernel, args, work->blocks, 0, 1);
         break;
     case OH_HOST_GRAPH:
         run_graph(work->graph);
@@ -119,7 +119,7 @@ onehop_result oh_host_graph_record(onehop_host_graph *graph, const oh_host_work 
 
 /* ---- public ---------------------------------------------------------------------------------- */
 
-onehop_result onehop_host_stream_capture_begin(onehop_stream_t handle) {
+onehop_result onehop_host_stream_capture_begin(onehop_stream handle) {
     if (handle == NULL)
         return oh_error(ONEHOP_ERR_NULL, "onehop_host_stream_capture_begin: stream is NULL");
     oh_host_stream *stream = oh_host_stream_find(handle);
@@ -131,8 +131,7 @@ onehop_result onehop_host_stream_capture_begin(onehop_stream_t handle) {
     return result;
 }
 
-onehop_result onehop_host_stream_capture_end(onehop_stream_t handle,
-                                             onehop_host_graph **graph_out) {
+onehop_result onehop_host_stream_capture_end(onehop_stream handle, onehop_host_graph **graph_out) {
     if (handle == NULL || graph_out == NULL)
         return oh_error(ONEHOP_ERR_NULL, "onehop_host_stream_capture_end: %s is NULL",
                         handle == NULL ? "stream" : "graph_out");
@@ -141,7 +140,7 @@ onehop_result onehop_host_stream_capture_end(onehop_stream_t handle,
     return oh_host_stream_capture(stream, true, NULL, graph_out);
 }
 
-onehop_result onehop_host_graph_launch(onehop_host_graph *graph, onehop_stream_t handle) {
+onehop_result onehop_host_graph_launch(onehop_host_graph *graph, onehop_stream handle) {
     if (graph == NULL) return oh_error(ONEHOP_ERR_NULL, "onehop_host_graph_launch: graph is NULL");
     if (!oh_process_is(graph->process)) return oh_process_refuse("host graph");
     if (handle == NULL) { /* run it now, in the calling thread */

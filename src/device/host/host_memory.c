@@ -4,12 +4,13 @@
  * SIGBUS. An importer therefore looks at seals and size before it maps, and at the file's identity,
  * so that a descriptor handed over for the wrong memory is refused and not read.
  *
- * All pages are reserved when the file is made, by the thread that makes it and so on its NUMA node:
- * a page that is missing when it is touched would end the process, or a peer, by SIGBUS.
+ * All pages are reserved when the file is made, by the thread that makes it and so on its NUMA
+ * node: a page that is missing when it is touched would end the process, or a peer, by SIGBUS.
  *
  * Within one process every user of a file shares one mapping, counted: with two mappings of one
  * file a race detector sees two unrelated addresses, and the last user, whichever rank it is,
- * unmaps. A forked child inherits table and mappings alike; releasing its copy unmaps them there. */
+ * unmaps. A forked child inherits table and mappings alike; releasing its copy unmaps them
+ * there. */
 #include "base/descriptor.h"
 #include "device/host/host_device.h"
 
@@ -78,7 +79,7 @@ static uint64_t meminfo(const char *text, const char *key) {
  * cannot be had by far is refused before: more than the machine has left, or than the container may
  * ever have. */
 static onehop_result check_room(size_t bytes) {
-    char text[2048] = "", most[32] = "";
+    char text[2048] = "", max[32] = "";
     FILE *file = oh_fd_read_file("/proc/meminfo");
     if (file != NULL) text[fread(text, 1, sizeof text - 1, file)] = '\0';
     if (file != NULL) fclose(file);
@@ -89,13 +90,13 @@ static onehop_result check_room(size_t bytes) {
                         "and SwapFree in /proc/meminfo)",
                         bytes, (unsigned long long)free_bytes);
     file = oh_fd_read_file("/sys/fs/cgroup/memory.max");
-    if (file != NULL && fgets(most, sizeof most, file) == NULL) most[0] = '\0';
+    if (file != NULL && fgets(max, sizeof max, file) == NULL) max[0] = '\0';
     if (file != NULL) fclose(file);
-    if (most[0] >= '0' && most[0] <= '9' && bytes > strtoull(most, NULL, 10))
+    if (max[0] >= '0' && max[0] <= '9' && bytes > strtoull(max, NULL, 10))
         return oh_error(ONEHOP_ERR_MEMORY,
                         "%zu bytes of shared host memory: the container may have %llu (memory.max "
                         "of the cgroup)",
-                        bytes, strtoull(most, NULL, 10));
+                        bytes, strtoull(max, NULL, 10));
     return ONEHOP_OK;
 }
 
@@ -231,8 +232,8 @@ static onehop_result check_import(const oh_mem_handle *handle, int fd, file_iden
     return ONEHOP_OK;
 }
 
-/* The mapping of `file`, made now if there is none, with one more user. Called with the lock held.
- */
+/* The mapping of `file`, made now if there is none, with one more user. Called with the lock
+ * held. */
 static onehop_result map_once(const file_identity *file, size_t bytes, int fd, mapping **out) {
     mapping *m = mappings;
     while (m != NULL && memcmp(&m->file, file, sizeof *file) != 0) m = m->next;

@@ -1,5 +1,5 @@
-/* Multicast, emulated: the address of a table of all ranks' slabs. So what is built on it is tested
- * where no switch is. Off as on GPUs unless it is asked for. */
+/* Multicast, emulated: the address of a table of all ranks' symmetric buffers. So what is built on
+ * it is tested where no switch is. Off as on GPUs unless it is asked for. */
 #include "device/host/host_device.h"
 
 #include <stdlib.h>
@@ -39,15 +39,15 @@ onehop_result oh_host_multicast_bind(oh_device *device, const oh_mem *own,
     return refuse();
 }
 
-onehop_result oh_host_multicast_map(oh_device *device, const oh_mem *slabs, int ranks,
+onehop_result oh_host_multicast_map(oh_device *device, const oh_mem *buffers, int ranks,
                                     oh_multicast *multicast) {
     (void)device;
     onehop_result result = refuse();
     if (result != ONEHOP_OK) return result;
-    oh_multicast_slabs *all = calloc(1, sizeof *all);
+    oh_multicast_buffers *all = calloc(1, sizeof *all);
     if (all == NULL) return oh_error(ONEHOP_ERR_MEMORY, "out of memory");
     all->count = (uint32_t)ranks;
-    for (int r = 0; r < ranks; r++) all->slabs[r] = (uintptr_t)slabs[r].ptr;
+    for (int r = 0; r < ranks; r++) all->buffers[r] = (uintptr_t)buffers[r].ptr;
     multicast->owner = all;
     multicast->address = (uintptr_t)all;
     return ONEHOP_OK;

@@ -36,15 +36,15 @@ static inline void set_float_mode(uint32_t mode) {
 #endif
 
 /* Reading the mode takes a few cycles, writing it stalls: it is written only if it differs. */
-void oh_host_run_lane(oh_host_kernel kernel, const void *args, uint32_t blocks, uint32_t lane,
-                      uint32_t lanes) {
-    if (lane >= blocks) return;
+void oh_host_run_worker(oh_host_kernel kernel, const void *args, uint32_t blocks, uint32_t worker,
+                        uint32_t workers) {
+    if (worker >= blocks) return;
     uint32_t mode = float_mode();
     bool usual = (mode & ~FLOAT_FLAGS) == FLOAT_DEFAULT;
     if (!usual) set_float_mode(FLOAT_DEFAULT);
-    uint32_t rounds = (blocks - 1 - lane) / lanes;
+    uint32_t rounds = (blocks - 1 - worker) / workers;
     for (uint32_t round = rounds + 1; round-- > 0;) {
-        oh_grid grid = {lane + round * lanes, blocks, 0, 1};
+        oh_grid grid = {worker + round * workers, blocks, 0, 1};
         kernel(args, grid);
     }
     if (!usual) set_float_mode(mode);

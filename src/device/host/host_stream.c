@@ -70,8 +70,8 @@ static void relax(void) {
 #endif
 }
 
-/* Polls until *counter >= ticket; false if that takes too long. Acquire: see the head of the file.
- */
+/* Polls until *counter >= ticket; false if that takes too long. Acquire: see the head of the
+ * file. */
 static bool poll_counter(const uint64_t *counter, uint64_t ticket) {
     for (int i = 0; i < POLLS_BARE + POLLS_YIELD; i++) {
         if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= ticket) return true;
@@ -147,8 +147,8 @@ onehop_result oh_host_stream_wait(oh_host_stream *stream, uint64_t ticket) {
     return met ? ONEHOP_OK : oh_wait_ended("waiting for a host stream");
 }
 
-/* With the lock held. Others may queue while we sleep, so the room is looked for again. False: the hook
- * has ended the wait for room. */
+/* With the lock held. Others may queue while we sleep, so the room is looked for again. False: the
+ * hook has ended the wait for room. */
 static bool enqueue(oh_host_stream *stream, const oh_host_work *work, const void *args) {
     while (stream->issued - stream->completed >= RING_ENTRIES)
         if (!sleep_until(stream, stream->issued - RING_ENTRIES + 1)) return false;
@@ -175,7 +175,7 @@ onehop_result oh_host_stream_put(oh_host_stream *stream, const oh_host_work *wor
 /* ---- handles --------------------------------------------------------------------------------- */
 
 /* Of any process. */
-static oh_host_stream *look_up(onehop_stream_t handle) {
+static oh_host_stream *look_up(onehop_stream handle) {
     pthread_mutex_lock(&registry_lock);
     oh_host_stream *stream = registry;
     while (stream != NULL && (void *)stream != (void *)handle) stream = stream->next;
@@ -183,12 +183,12 @@ static oh_host_stream *look_up(onehop_stream_t handle) {
     return stream;
 }
 
-oh_host_stream *oh_host_stream_find(onehop_stream_t handle) {
+oh_host_stream *oh_host_stream_find(onehop_stream handle) {
     oh_host_stream *stream = look_up(handle);
     return stream != NULL && oh_process_is(stream->process) ? stream : NULL;
 }
 
-onehop_result oh_host_stream_unknown(onehop_stream_t handle) {
+onehop_result oh_host_stream_unknown(onehop_stream handle) {
     if (look_up(handle) != NULL) return oh_process_refuse("host stream");
     return oh_error(
         ONEHOP_ERR_STREAM,
@@ -206,7 +206,7 @@ static void register_stream(oh_host_stream *stream) {
 }
 
 /* Takes the stream off the list; NULL if it is not there. */
-static oh_host_stream *unregister_stream(onehop_stream_t handle) {
+static oh_host_stream *unregister_stream(onehop_stream handle) {
     pthread_mutex_lock(&registry_lock);
     oh_host_stream **link = &registry;
     while (*link != NULL && (void *)*link != (void *)handle) link = &(*link)->next;
@@ -227,7 +227,7 @@ void oh_host_stream_drop(oh_host_stream *stream) {
     free(stream);
 }
 
-onehop_result onehop_host_stream_create(onehop_stream_t *stream_out) {
+onehop_result onehop_host_stream_create(onehop_stream *stream_out) {
     OH_NO_CANCEL;
     if (stream_out == NULL)
         return oh_error(ONEHOP_ERR_NULL, "onehop_host_stream_create: stream_out is NULL");
@@ -245,7 +245,7 @@ onehop_result onehop_host_stream_create(onehop_stream_t *stream_out) {
         return oh_error_errno(ONEHOP_ERR_SYSTEM, error, "starting the thread of a host stream");
     }
     register_stream(stream);
-    *stream_out = (onehop_stream_t)stream;
+    *stream_out = (onehop_stream)stream;
     return ONEHOP_OK;
 }
 
@@ -257,7 +257,7 @@ static void end_worker(oh_host_stream *stream) {
     pthread_join(stream->worker, NULL);
 }
 
-void onehop_host_stream_destroy(onehop_stream_t handle) {
+void onehop_host_stream_destroy(onehop_stream handle) {
     OH_NO_CANCEL;
     if (handle == NULL) return;
     oh_host_stream *stream = unregister_stream(handle);
@@ -271,7 +271,7 @@ void onehop_host_stream_destroy(onehop_stream_t handle) {
     oh_host_stream_drop(stream);
 }
 
-onehop_result onehop_host_stream_synchronize(onehop_stream_t handle) {
+onehop_result onehop_host_stream_synchronize(onehop_stream handle) {
     if (handle == NULL)
         return oh_error(ONEHOP_ERR_NULL, "onehop_host_stream_synchronize: stream is NULL");
     oh_host_stream *stream = oh_host_stream_find(handle);
@@ -308,7 +308,7 @@ onehop_result oh_host_stream_capture(oh_host_stream *stream, bool expect_capturi
 
 /* ---- rows of the device ---------------------------------------------------------------------- */
 
-onehop_result oh_host_stream_info(oh_device *device, onehop_stream_t handle, oh_stream_info *out) {
+onehop_result oh_host_stream_info(oh_device *device, onehop_stream handle, oh_stream_info *out) {
     (void)device;
     oh_stream_info info = {0, false, 0};
     if (handle != NULL) {
@@ -328,7 +328,7 @@ onehop_result oh_host_launch(oh_device *device, const oh_launch *launch) {
     (void)device;
     oh_host_kernel kernel = (oh_host_kernel)(uintptr_t)launch->function->handle;
     if (launch->stream == NULL) {
-        oh_host_run_lane(kernel, launch->args, launch->blocks, 0, 1);
+        oh_host_run_worker(kernel, launch->args, launch->blocks, 0, 1);
         return ONEHOP_OK;
     }
     oh_host_stream *stream = oh_host_stream_find(launch->stream);
@@ -353,7 +353,7 @@ static void run_copy(const void *args, oh_grid grid) {
 }
 
 onehop_result oh_host_copy_on_stream(oh_device *device, void *to, const void *from, size_t bytes,
-                                     onehop_stream_t stream) {
+                                     onehop_stream stream) {
     copy_args args = {to, from, bytes};
     oh_function function = {(void *)(uintptr_t)run_copy, 0, 1, false, true};
     oh_launch launch = {&function, &args, sizeof args, 1, 1, stream};
@@ -362,8 +362,7 @@ onehop_result oh_host_copy_on_stream(oh_device *device, void *to, const void *fr
 
 /* NULL runs at once: as the earlier one it holds nothing, as the later one it is the caller who
  * waits. */
-onehop_result oh_host_stream_order(oh_device *device, onehop_stream_t earlier,
-                                   onehop_stream_t later) {
+onehop_result oh_host_stream_order(oh_device *device, onehop_stream earlier, onehop_stream later) {
     (void)device;
     oh_host_stream *first = earlier == NULL ? NULL : oh_host_stream_find(earlier);
     oh_host_stream *second = later == NULL ? NULL : oh_host_stream_find(later);
@@ -382,7 +381,7 @@ onehop_result oh_host_stream_order(oh_device *device, onehop_stream_t earlier,
     return result;
 }
 
-onehop_result oh_host_stream_idle(oh_device *device, onehop_stream_t handle, bool *idle_out) {
+onehop_result oh_host_stream_idle(oh_device *device, onehop_stream handle, bool *idle_out) {
     (void)device;
     bool idle = true;
     if (handle != NULL) {
@@ -405,7 +404,7 @@ static onehop_result keep_capture(oh_host_stream *stream, void (*gone)(void *), 
     return result;
 }
 
-onehop_result oh_host_graph_retain(oh_device *device, onehop_stream_t handle, void (*gone)(void *),
+onehop_result oh_host_graph_retain(oh_device *device, onehop_stream handle, void (*gone)(void *),
                                    void *argument) {
     (void)device;
     oh_host_stream *stream = handle == NULL ? NULL : oh_host_stream_find(handle);

@@ -38,9 +38,9 @@ onehop_result oh_host_graph_record(onehop_host_graph *graph, const oh_host_work 
 
 /* host_stream.c */
 /* The stream behind a handle, or NULL if it is not one of ours and of this process. */
-oh_host_stream *oh_host_stream_find(onehop_stream_t stream);
+oh_host_stream *oh_host_stream_find(onehop_stream stream);
 /* Why not: STREAM, or STATE in a forked child. */
-onehop_result oh_host_stream_unknown(onehop_stream_t stream);
+onehop_result oh_host_stream_unknown(onehop_stream stream);
 void oh_host_stream_drop(oh_host_stream *stream);
 /* Waits until the stream has completed `ticket` items, or INTERRUPTED. */
 onehop_result oh_host_stream_wait(oh_host_stream *stream, uint64_t ticket);

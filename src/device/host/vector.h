@@ -12,7 +12,7 @@ typedef struct oh_vector {
     /* Indexed by onehop_dtype. out[i] = ((in[0][i] + in[1][i]) + in[2][i]) ... in fp32, rounded
      * once (nearest even) to the type; a NaN result is the canonical NaN. sources >= 1; `out` may
      * be any one of the inputs, else they are disjoint. Pointers need element alignment only. The
-     * floating-point environment must be the default one (oh_host_run_lane sets it). */
+     * floating-point environment must be the default one (oh_host_run_worker sets it). */
     void (*reduce[4])(void *out, const void *const *in, int sources, size_t count);
 } oh_vector;
 

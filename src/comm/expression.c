@@ -1,14 +1,14 @@
-/* A caller's expression within the all-reduce: creating, and what a call with it has of its own. The kernels
- * belong to the process (jit.c), so an object is only a list of them. */
+/* A caller's expression within the all-reduce: creating, and what a call with it has of its own.
+ * The kernels belong to the process (jit.c), so an object is only a list of them. */
 #include "comm/build.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static const char name[] = "onehop_op_create";
+static const char name[] = "onehop_expression_create";
 
-struct onehop_custom_op {
-    const onehop_t *context;
+struct onehop_expression {
+    const onehop_context *context;
     onehop_dtype dtype;
     uint64_t identity;
     bool has_scalar[ONEHOP_OP_NAMES];
@@ -24,7 +24,7 @@ static uint64_t add_text(uint64_t hash, const char *text) {
     return text ? oh_hash(hash, text, strlen(text) + 1) : oh_hash(hash, "\1", 2);
 }
 
-static uint64_t identity_of(const onehop_op_config *c) {
+static uint64_t identity_of(const onehop_expression_config *c) {
     uint64_t hash = add_text(OH_HASH_START, c->expression);
     hash = oh_hash(hash, &c->dtype, sizeof c->dtype);
     hash = oh_hash(hash, &c->row_length, sizeof c->row_length);
@@ -35,10 +35,10 @@ static uint64_t identity_of(const onehop_op_config *c) {
     return hash;
 }
 
-static onehop_result check(const onehop_t *ctx, const onehop_op_config *given,
-                           onehop_op_config *out) {
+static onehop_result check(const onehop_context *ctx, const onehop_expression_config *given,
+                           onehop_expression_config *out) {
     memset(out, 0, sizeof *out);
-    onehop_result result = oh_config_copy(out, sizeof *out, given, "onehop_op_config");
+    onehop_result result = oh_config_copy(out, sizeof *out, given, "onehop_expression_config");
     if (!result && out->reserved)
         result = oh_error(ONEHOP_ERR_ARGUMENT, "%s: reserved is not 0", name);
     if (!result) result = oh_expression_check(out);
@@ -48,7 +48,7 @@ static onehop_result check(const onehop_t *ctx, const onehop_op_config *given,
     return result;
 }
 
-static void plan(const onehop_t *ctx, const onehop_op_config *config, oh_build *b) {
+static void plan(const onehop_context *ctx, const onehop_expression_config *config, oh_build *b) {
     memset(b, 0, sizeof *b);
     b->what = name;
     b->op = config;
@@ -58,13 +58,14 @@ static void plan(const onehop_t *ctx, const onehop_op_config *config, oh_build *
 }
 
 /* With ONEHOP_JIT_ARCH the expression has been compiled by now, so its errors were told. */
-static onehop_result make(const onehop_t *ctx, const oh_build *b, onehop_op_t **op_out) {
-    const onehop_op_config *c = b->op;
+static onehop_result make(const onehop_context *ctx, const oh_build *b,
+                          onehop_expression **op_out) {
+    const onehop_expression_config *c = b->op;
     if (ctx->info.device.kind == ONEHOP_DEVICE_HOST)
         return oh_error(ONEHOP_ERR_UNSUPPORTED,
                         "%s: the host device has no compiler at run time; expressions need GPUs",
                         name);
-    onehop_op_t *op = calloc(1, sizeof *op);
+    onehop_expression *op = calloc(1, sizeof *op);
     if (!op) return oh_error(ONEHOP_ERR_MEMORY, "%s: no memory", name);
     op->context = ctx;
     op->dtype = c->dtype;
@@ -78,10 +79,11 @@ static onehop_result make(const onehop_t *ctx, const oh_build *b, onehop_op_t **
     return ONEHOP_OK;
 }
 
-onehop_result onehop_op_create(onehop_t *context, const onehop_op_config *config,
-                               onehop_op_t **op_out) {
+onehop_result onehop_expression_create(onehop_context *context,
+                                       const onehop_expression_config *config,
+                                       onehop_expression **op_out) {
     OH_NO_CANCEL;
-    onehop_op_config known;
+    onehop_expression_config known;
     oh_build build;
     if (!context || !config || !op_out)
         return oh_error(ONEHOP_ERR_NULL, "%s: %s is NULL", name,
@@ -102,12 +104,13 @@ onehop_result onehop_op_create(onehop_t *context, const onehop_op_config *config
     return result ? result : make(context, &build, op_out);
 }
 
-onehop_result onehop_op_create_all(onehop_t *const *contexts, int n, const onehop_op_config *config,
-                                   onehop_op_t **ops_out) {
+onehop_result onehop_expression_create_all(onehop_context *const *contexts, int n,
+                                           const onehop_expression_config *config,
+                                           onehop_expression **ops_out) {
     OH_NO_CANCEL;
-    onehop_op_config known;
-    onehop_op_t *ops[ONEHOP_MAX_RANKS] = {NULL};
-    onehop_result result = oh_check_all(contexts, n, "onehop_op_create_all");
+    onehop_expression_config known;
+    onehop_expression *ops[ONEHOP_MAX_RANKS] = {NULL};
+    onehop_result result = oh_check_all(contexts, n, "onehop_expression_create_all");
     if (!result && (!config || !ops_out))
         result =
             oh_error(ONEHOP_ERR_NULL, "%s_all: %s is NULL", name, config ? "ops_out" : "config");
@@ -120,7 +123,7 @@ onehop_result onehop_op_create_all(onehop_t *const *contexts, int n, const oneho
     for (int r = 0; r < n && !result; r++) result = make(contexts[r], &builds[r], &ops[r]);
     for (int r = 0; r < n; r++) {
         if (result)
-            onehop_op_destroy(ops[r]);
+            onehop_expression_destroy(ops[r]);
         else
             ops_out[r] = ops[r];
     }
@@ -128,14 +131,14 @@ onehop_result onehop_op_create_all(onehop_t *const *contexts, int n, const oneho
     return result;
 }
 
-void onehop_op_destroy(onehop_op_t *op) {
+void onehop_expression_destroy(onehop_expression *op) {
     free(op);
 }
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-onehop_result oh_custom_check(const onehop_op_t *op, const onehop_t *ctx,
-                              const onehop_op_values *values) {
+onehop_result oh_custom_check(const onehop_expression *op, const onehop_context *ctx,
+                              const onehop_expression_values *values) {
     if (op->context != ctx)
         return oh_error(ONEHOP_ERR_ARGUMENT, "all_reduce_op: op was made from another context");
     for (int k = 0; k < ONEHOP_OP_NAMES; k++) {
@@ -150,19 +153,20 @@ onehop_result oh_custom_check(const onehop_op_t *op, const onehop_t *ctx,
     return ONEHOP_OK;
 }
 
-onehop_dtype oh_custom_dtype(const onehop_op_t *op) {
+onehop_dtype oh_custom_dtype(const onehop_expression *op) {
     return op->dtype;
 }
 
-uint64_t oh_custom_identity(const onehop_op_t *op, const onehop_op_values *values) {
+uint64_t oh_custom_identity(const onehop_expression *op, const onehop_expression_values *values) {
     uint64_t hash = op->identity;
     for (int k = 0; k < ONEHOP_OP_NAMES; k++)
         if (op->has_scalar[k]) hash = oh_hash(hash, &values->scalars[k], sizeof values->scalars[k]);
     return hash;
 }
 
-void oh_custom_extend(const onehop_op_t *op, const onehop_op_values *values, const oh_args *args,
-                      const oh_plan *plan, oh_epilogue_args *extended, oh_launch *launch) {
+void oh_custom_extend(const onehop_expression *op, const onehop_expression_values *values,
+                      const oh_args *args, const oh_plan *plan, oh_epilogue_args *extended,
+                      oh_launch *launch) {
     extended->call = *args;
     for (int k = 0; k < ONEHOP_OP_NAMES; k++) {
         extended->arrays[k] = (uintptr_t)values->arrays[k];
