@@ -128,7 +128,7 @@ void oh_reach_map(oh_capture_view *v) {
     map_by_fds(v);
 }
 
-/* ---- what is in reach ---------------------------------------------------------------------------- */
+/* ---- what is in reach ------------------------------------------------------------------------ */
 
 /* The piece of a rank that holds an address: index in the tables; false if none does. */
 static bool find_piece(const oh_capture_tables *t, int rank, uint64_t address, size_t *at_out) {
