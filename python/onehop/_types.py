@@ -38,7 +38,7 @@ class Result(enum.IntEnum):
     MISMATCH = -303
     ABORTED = -304
     CALLS_OVERLAP = -305
-    ROW = -306
+    REGISTRATION = -306
     INTERNAL = -401
 
 
@@ -63,7 +63,7 @@ class Algorithm(enum.IntEnum):
     HOST_TWOSHOT = 7
     LOCAL_COPY = 8
     SCATTER_PUSH = 9
-    GATHER_FLAGS = 10
+    GATHER_LL = 10
     GATHER_PUSH = 11
     HOST_SCATTER = 12
     HOST_GATHER = 13

@@ -239,6 +239,9 @@ const char *oh_cuda_absent_reason(void);
 /* The GPUs and the links between them as lines of text, cut at `size`. */
 onehop_result oh_cuda_describe(char *text, size_t size);
 
+/* Compiles for that architecture (90 for sm_90), to see whether it can be done. Needs no GPU. */
+onehop_result oh_cuda_try_build(const oh_program *, uint32_t arch);
+
 #define OH_CUDA_IMAGES 16
 
 /* The images that have all kernels, at most OH_CUDA_IMAGES and ended by NULL; none in a build
