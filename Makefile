@@ -1,9 +1,11 @@
 # Front door. What is missing is installed first (tools/bootstrap.sh says what); the rest is CMake.
 
 help:
-	@echo "make demo        build, run the row_parallel example and a timed, verified all-reduce"
-	@echo "make test        build, all tests that need no GPU, checks of the tree and of the GPU kernels"
+	@echo "make demo        build library, command and examples, run the row_parallel example and a timed,"
+	@echo "                 verified all-reduce; GPU kernels for the GPUs of this machine"
+	@echo "make test        build all, with nvcc for all GPUs; all tests that need no GPU, checks of the tree and the kernels"
 	@echo "make test TORCH=1  the same, and PyTorch is installed for the tests that need it"
+	@echo "make mutants     every altered protocol must be noticed; make test takes a sample"
 	@echo "make sweep       a fault at every call of the system, in every rank; make test takes a sample"
 	@echo "make asan, tsan  the quick tests under AddressSanitizer or ThreadSanitizer"
 	@echo "make test-gpu    tests that need GPUs"
@@ -14,7 +16,9 @@ build:
 	@tools/bootstrap.sh
 	@tools/build.sh release
 
-demo: build
+demo:
+	@tools/bootstrap.sh
+	@tools/build.sh demo
 	build/release/examples/row_parallel
 	build/release/onehop perf
 
@@ -23,6 +27,10 @@ test:
 
 asan tsan:
 	@tools/test.sh $@
+
+mutants:
+	@tools/bootstrap.sh sanitize
+	python3 tests/mutants/run.py
 
 sweep: build
 	ONEHOP_SOURCE_DIR=$(CURDIR) build/release/tests/sweep/sweep --jobs $(or $(JOBS),$(shell expr 2 '*' `nproc`))
@@ -37,6 +45,6 @@ format format-check:
 	    xargs -0 build/venv/bin/clang-format $(if $(filter format,$@),-i,--dry-run --Werror)
 
 clean:
-	rm -rf build/release build/asan build/tsan
+	rm -rf build/release build/dev build/asan build/tsan
 
-.PHONY: help build demo test sweep asan tsan test-gpu format format-check clean
+.PHONY: help build demo test mutants sweep asan tsan test-gpu format format-check clean

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # bench/record.sh FILE COMMAND...: appends a command and its output to FILE, under a heading with date, machine, driver and
-# commit if the file is new. What README and docs quote comes from such files (docs/results/).
+# commit if the file is new. What README and docs quote comes from such files (bench/results/).
 # ONEHOP_COMMIT names the commit where git does not know it. Exit status: the command's.
 set -euo pipefail
 file=$1

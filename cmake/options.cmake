@@ -1,18 +1,22 @@
 # Options, compiler flags and the two interface targets that carry them:
 #   onehop_flags   how our sources are compiled
 #   onehop_system  what they need from the C library
+# In another project nothing of this may reach it: variables are set in this folder only, cache variables and targets
+# are called onehop, and tests, command, examples, installation and Python package are off. tests/install checks it.
 option(ONEHOP_WERROR "Make warnings errors (for .ci/run)" OFF)
 option(ONEHOP_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
-set(ONEHOP_CUDA AUTO CACHE STRING "Build the GPU kernels: AUTO (if nvcc works), ON or OFF")
+option(ONEHOP_PROGRAMS "Build the command and the examples" ${PROJECT_IS_TOP_LEVEL})
+option(ONEHOP_INSTALL "Install with the project" ${PROJECT_IS_TOP_LEVEL})
+set(ONEHOP_CUDA AUTO CACHE STRING "Build the GPU kernels: AUTO (if nvcc works and there is a GPU to build for), ON or OFF")
 set(ONEHOP_PYTHON_PACKAGE AUTO CACHE STRING "Build the Python package: AUTO (if there are headers), ON or OFF")
 set(ONEHOP_SANITIZE "" CACHE STRING "Empty, address (with undefined behaviour) or thread")
 set_property(CACHE ONEHOP_CUDA ONEHOP_PYTHON_PACKAGE PROPERTY STRINGS AUTO ON OFF)
 set_property(CACHE ONEHOP_SANITIZE PROPERTY STRINGS "" address thread)
 
 if(NOT CMAKE_BUILD_TYPE)
-  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+  set(CMAKE_BUILD_TYPE Release)
 endif()
-set(CMAKE_C_FLAGS_RELEASE "-O3 -g" CACHE STRING "" FORCE) # assert stays: it guards our own invariants
+set(CMAKE_C_FLAGS_RELEASE "-O3 -g") # assert stays: it guards our own invariants
 
 set(CMAKE_C_STANDARD 11)
 set(CMAKE_C_STANDARD_REQUIRED ON)
@@ -24,9 +28,9 @@ set(CMAKE_BUILD_RPATH_USE_ORIGIN ON)
 
 # Libraries and the command lie at the top of the build tree.
 if(PROJECT_IS_TOP_LEVEL)
-  set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
-  set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
-  set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+  set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+  set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+  set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
 endif()
 
 add_library(onehop_flags INTERFACE)
@@ -49,6 +53,7 @@ elseif(ONEHOP_SANITIZE)
 endif()
 if(sanitize)
   add_compile_options("$<$<COMPILE_LANGUAGE:C>:${sanitize}>")
+  target_compile_definitions(onehop_flags INTERFACE OH_FEW_INSTANCES)
   add_link_options(${sanitize})
 endif()
 

@@ -524,8 +524,8 @@ typedef struct onehop_call {
     /* Threads per block. CUDA: a multiple of 32 to 1024, to 512 for pull algorithms and for 6 ranks
      * and more; host: 1. */
     uint32_t threads;
-    /* With source GRAPH on a communicator: the row (onehop_comm_registration_take) that will hold
-     * the addresses. A context takes its rows itself and does not read this. */
+    /* With source GRAPH on a communicator: the registration (onehop_comm_registration_take) that
+     * will hold the addresses. A context takes its own and does not read this. */
     uint32_t registration;
     uint32_t reserved; /* 0 */
     /* Memory of this rank's GPU, readable until the call has ended (captured: in every replay), of
@@ -551,17 +551,17 @@ ONEHOP_API onehop_result onehop_comm_all_gather(onehop_comm *comm, const void *i
                                                 size_t bytes, const onehop_call *call,
                                                 onehop_stream stream);
 
-/* Rows: the table of captured inputs, this rank's own. A row holds every rank's input and output
- * address, as seen by this rank's device; a captured pull call over source GRAPH holds only its
- * row's number. `take` reserves a row; calls may name it from then on, and run once it is filled: a
- * call that finds it empty or recycled fails with ROW on all ranks. The n-th row that a
- * communicator takes belongs to the n-th of every peer: ranks take rows in the same order. Ranks
- * that name different ones in a call get MISMATCH, before anything is read or stored. `fill` gives
- * it in[world_size] and out[world_size], aligned to 16 bytes (out may be NULL for 1shot_pull, which
- * writes only its own) or, with in NULL, marks it as staged: the call then goes over the workspace.
- * All ranks must fill a call's row alike, staged or not. `release` recycles it once no graph that
- * uses it can run. Errors: NULL, ARGUMENT (no such row), ALIGNMENT, TOO_LARGE (table full), DRIVER.
- * Since 0.1. */
+/* Registrations of captured calls, in a table of this rank's own. A registration holds every rank's
+ * input and output address, as seen by this rank's device; a captured pull call over source GRAPH
+ * holds only its number. `take` reserves one; calls may name it from then on, and run once it is
+ * filled: a call that finds it empty or recycled fails with REGISTRATION on all ranks. The n-th
+ * that a communicator takes belongs to the n-th of every peer: ranks take them in the same order.
+ * Ranks that name different ones in a call get MISMATCH, before anything is read or stored. `fill`
+ * gives it in[world_size] and out[world_size], aligned to 16 bytes (out may be NULL for 1shot_pull,
+ * which writes only its own) or, with in NULL, marks it as staged: the call then goes over the
+ * workspace. All ranks must fill a call's registration alike, staged or not. `release` recycles it
+ * once no graph that uses it can run. Errors: NULL, ARGUMENT (no such registration), ALIGNMENT,
+ * TOO_LARGE (table full), DRIVER. Since 0.1. */
 ONEHOP_API onehop_result onehop_comm_registration_take(onehop_comm *comm,
                                                        uint32_t *registration_out);
 ONEHOP_API onehop_result onehop_comm_registration_fill(onehop_comm *comm, uint32_t registration,
@@ -724,7 +724,7 @@ ONEHOP_API onehop_result onehop_would_use(const onehop_context *context, const o
 
 /* Capture. Between begin and end, calls whose stream is really being captured register their
  * pointers; end is collective, compares the captured calls of all ranks, exchanges handles and
- * fills the rows. Capture the stream itself with the means of CUDA, or
+ * fills the registrations. Capture the stream itself with the means of CUDA, or
  * onehop_host_stream_capture_begin. The graphs may be launched after end. Memory that pull calls
  * captured is then read by the peers, and with 2SHOT_PULL written by them: it must stay allocated
  * until the graphs of all ranks are destroyed; the peers unmap it at their next begin or destroy.
@@ -754,9 +754,9 @@ typedef struct onehop_captured_input {
 /* For callers whose ranks can already reach each other's memory: instead of onehop_capture_end.
  * `inputs` lists the calls captured so far that take addresses, in order: writes at most `room` of
  * them and their number to *count_out (inputs_out may be NULL with room 0). `end_mapped` is
- * collective, compares as end does, and fills their rows with the caller's addresses: in[i *
- * world_size + r] and out[...] are where this rank's device reaches rank r's memory of the i-th of
- * them, aligned to 16 bytes, valid as long as the graph. Errors: NULL, STATE, ARGUMENT (count is
+ * collective, compares as end does, and fills their registrations with the caller's addresses: in[i
+ * * world_size + r] and out[...] are where this rank's device reaches rank r's memory of the i-th
+ * of them, aligned to 16 bytes, valid as long as the graph. Errors: NULL, STATE, ARGUMENT (count is
  * not that of `inputs`), ALIGNMENT; those of onehop_capture_end. Since 0.1. */
 ONEHOP_API onehop_result onehop_capture_inputs(const onehop_context *context,
                                                onehop_captured_input *inputs_out, size_t room,

@@ -20,7 +20,7 @@ static onehop_group *open_named(int rank, int world_size, const char *name, uint
     CHECK_OK(onehop_group_open(&config, &group));
     CHECK_INT(rank, onehop_group_rank(group));
     CHECK_INT(world_size, onehop_group_size(group));
-    CHECK_INT(timeout_ms, oh_rendezvous_timeout_ms(group));
+    CHECK_INT(timeout_ms, group->timeout_ms);
     return group;
 }
 
@@ -277,7 +277,7 @@ static void from_environment(int rank, int world_size, void *argument) {
     setenv("ONEHOP_INIT_TIMEOUT_MS", "20000", 1);
     CHECK_OK(onehop_group_open(&config, &group));
     CHECK_INT(rank, onehop_group_rank(group));
-    CHECK_INT(20000, oh_rendezvous_timeout_ms(group));
+    CHECK_INT(20000, group->timeout_ms);
     gather(group, 10, 0);
     onehop_group_close(group);
 }

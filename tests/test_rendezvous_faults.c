@@ -3,9 +3,7 @@
  * nobody outside the group can harm it. */
 /* All ranks are processes, of which ThreadSanitizer sees one at a time. */
 /* labels: quick waits tsan-off timeout=180 */
-#include "harness.h"
-
-#include "rendezvous/opening.h"
+#include "mesh_player.h"
 
 #include <errno.h>
 #include <sys/resource.h>
@@ -142,38 +140,6 @@ static void hears_of_death(int rank, int world_size, void *argument) {
     fails(ONEHOP_ERR_PEER_FAILED, "rank 1 ended or left", rank, world_size, argument, 10000);
 }
 
-static void make_plan(const char *name, int rank, int world_size, oh_group_plan *plan,
-                      oh_mesh_plan *mesh_plan) {
-    onehop_group_config config = ONEHOP_CONFIG_INIT(onehop_group_config);
-    config.rank = rank;
-    config.world_size = world_size;
-    config.name = own_name(name);
-    CHECK_OK(oh_group_plan_make(&config, plan));
-    *mesh_plan = (oh_mesh_plan){
-        .rank = rank, .world_size = world_size, .name = plan->name, .replayed = plan->secret};
-}
-
-static int dial(const oh_mesh_plan *plan, int rank) {
-    for (int i = 0; i < 400; i++) {
-        struct sockaddr_un address;
-        socklen_t size = oh_mesh_address(plan, rank, oh_mesh_slot(plan), &address);
-        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (!connect(fd, (const struct sockaddr *)&address, size)) return fd;
-        close(fd);
-        sleep_ms(10);
-    }
-    FAIL("nobody listens for rank %d", rank);
-}
-
-static void forge(const oh_mesh_plan *plan, oh_hello *hello_out) {
-    *hello_out = (oh_hello){.magic = OH_HELLO_MAGIC,
-                            .major = ONEHOP_VERSION_MAJOR,
-                            .minor = ONEHOP_VERSION_MINOR,
-                            .rank = plan->rank,
-                            .world_size = plan->world_size,
-                            .name = plan->name};
-}
-
 /* Rank 1 cannot begin (its environment is wrong); rank 2 comes when the others know. */
 static void cannot_begin(int rank, int world_size, void *argument) {
     (void)argument;
@@ -201,9 +167,9 @@ static void met_by_one(int rank, int world_size, void *argument) {
         CHECK(seconds_now() - start < 4);
         return;
     }
-    make_plan("met", 2, world_size, &plan, &mesh_plan);
-    int fd = dial(&mesh_plan, 1);
-    forge(&mesh_plan, &hello);
+    player_plan("met", 2, world_size, &plan, &mesh_plan);
+    int fd = player_dial(&mesh_plan, 1);
+    player_hello(&mesh_plan, &hello);
     CHECK_INT(sizeof hello, send(fd, &hello, sizeof hello, 0));
     CHECK_INT(sizeof hello, recv(fd, &hello, sizeof hello, MSG_WAITALL));
     sleep_ms(300); /* rank 1 gets ready */
@@ -292,9 +258,9 @@ static void other_version(int rank, int world_size, void *argument) {
               0, world_size, "versions", 10000);
         return;
     }
-    make_plan("versions", 1, world_size, &plan, &mesh_plan);
-    int fd = dial(&mesh_plan, 0);
-    forge(&mesh_plan, &hello);
+    player_plan("versions", 1, world_size, &plan, &mesh_plan);
+    int fd = player_dial(&mesh_plan, 0);
+    player_hello(&mesh_plan, &hello);
     hello.minor++;
     CHECK_INT(sizeof hello, send(fd, &hello, sizeof hello, 0));
     CHECK_INT(sizeof hello, recv(fd, &hello, sizeof hello, MSG_WAITALL));
@@ -316,15 +282,15 @@ static void late_word(int rank, int world_size, void *argument) {
     if (rank < 2) {
         char all[3];
         CHECK_OK(try_open(rank, world_size, "late word", rank ? 300 : 10000, &group));
-        if (rank) CHECK_INT(300, oh_rendezvous_timeout_ms(group));
+        if (rank) CHECK_INT(300, group->timeout_ms);
         CHECK_RESULT(ONEHOP_ERR_PEER_LOST, onehop_group_allgather(group, "x", all, 1));
         onehop_group_close(group);
         return;
     }
-    make_plan("late word", 2, world_size, &plan, &mesh_plan);
+    player_plan("late word", 2, world_size, &plan, &mesh_plan);
     for (int i = 0; i < 2; i++) {
-        fds[i] = dial(&mesh_plan, i);
-        forge(&mesh_plan, &hello);
+        fds[i] = player_dial(&mesh_plan, i);
+        player_hello(&mesh_plan, &hello);
         CHECK_INT(sizeof hello, send(fds[i], &hello, sizeof hello, 0));
         CHECK_INT(sizeof hello, recv(fds[i], &hello, sizeof hello, MSG_WAITALL));
         CHECK_INT(i, hello.rank);
@@ -345,11 +311,11 @@ static void be_hostile(int rank, int world_size, void *argument) {
     oh_hello hello;
     int fds[200];
     (void)argument;
-    make_plan("guarded", 1, 2, &plan, &mesh_plan);
+    player_plan("guarded", 1, 2, &plan, &mesh_plan);
     if (rank == world_size - 1 && geteuid() == 0) CHECK_INT(0, setresuid(-1, 65534, -1));
     for (int i = 0; i < 200; i++) {
-        fds[i] = dial(&mesh_plan, 0);
-        forge(&mesh_plan, &hello);
+        fds[i] = player_dial(&mesh_plan, 0);
+        player_hello(&mesh_plan, &hello);
         if (i % 5 == 1) memset(&hello, i, sizeof hello);
         if (i % 5 == 2) hello.rank = i % 2 ? -1 : 1000000;
         if (i % 5 == 3) hello.name.word[1]++;

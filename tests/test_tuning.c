@@ -9,7 +9,7 @@
 
 #include "cli/tune.h"
 #include "comm/context.h"
-#include "device/cuda/nccl.h"
+#include "device/nccl/nccl.h"
 #include "device/cuda/nvrtc.h"
 #include "kernels/kernels.h"
 #include "storage/layout.h"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# tools/build.sh [PRESET [CMAKE-ARGUMENT...]]: configures and builds one preset of CMakePresets.json.
+# tools/build.sh [PRESET [CMAKE-ARGUMENT...]]: configures and builds one preset of CMakePresets.json; demo and release
+# share a folder.
 # Takes Ninja if it is there; starts afresh when CC or the tree's place has changed since the last time.
 # ONEHOP_CMAKE_ARGS holds more arguments for cmake.
 set -euo pipefail
@@ -7,7 +8,7 @@ cd "$(dirname "$0")/.."
 
 preset=${1:-release}
 shift || true
-cache=build/$preset/CMakeCache.txt
+cache=build/${preset/#demo/release}/CMakeCache.txt
 cached() { sed -n "s|^$1:[A-Z]*=||p" "$cache"; }
 real() { readlink -f "$(command -v "$1")"; }
 
@@ -25,4 +26,4 @@ fi
 
 # shellcheck disable=SC2086
 cmake --preset "$preset" "${fresh[@]}" ${ONEHOP_CMAKE_ARGS:-} "$@"
-cmake --build "build/$preset" --parallel "${ONEHOP_JOBS:-$(nproc)}"
+cmake --build --preset "$preset" --parallel "${ONEHOP_JOBS:-$(nproc)}"

@@ -375,18 +375,19 @@ def compiled(nvcc, root, sass):
 
 
 def built(tree, sass):
-    """The same from a build tree, whose kernels.fatbin.log has the messages for all architectures in turn."""
-    with open(f"{tree}/kernels.fatbin.log", encoding="utf-8") as file:
-        said, arch = {f"sm_{a}": "" for a in sass}, f"sm_{sass[0]}"
-        for line in file:
-            entry = re.search(r"Compiling entry function '.*' for '(\w+)'", line)
-            arch = entry.group(1) if entry else arch
-            said[arch] = said.get(arch, "") + line
-    results = {target: (0, text) for target, text in said.items()}
-    for arch in PTX:
-        with open(f"{tree}/kernels/kernels.compute_{arch}.ptx", encoding="utf-8") as file:
-            results[f"compute_{arch}"] = 0, file.read()
-    return results
+    """The same from a build tree, all units together; a unit's log has the messages for all architectures in turn."""
+    said = {f"sm_{a}": "" for a in sass} | {f"compute_{a}": "" for a in PTX}
+    for unit in sorted(glob.glob(f"{tree}/kernels/*")):
+        with open(f"{unit}/kernels.fatbin.log", encoding="utf-8") as file:
+            arch = f"sm_{sass[0]}"
+            for line in file:
+                entry = re.search(r"Compiling entry function '.*' for '(\w+)'", line)
+                arch = entry.group(1) if entry else arch
+                said[arch] = said.get(arch, "") + line
+        for arch in PTX:
+            with open(f"{unit}/kernels.compute_{arch}.ptx", encoding="utf-8") as file:
+                said[f"compute_{arch}"] += file.read()
+    return {target: (0, text) for target, text in said.items()}
 
 
 # ---- the check ------------------------------------------------------------------------------------
@@ -573,16 +574,20 @@ def planted_tree(old, new):
 
 
 def check_built(report):
-    """What a build says is told apart by architecture."""
+    """What a build says is told apart by architecture, and its units are put together."""
     with tempfile.TemporaryDirectory(prefix="onehop-built-") as tree:
-        os.makedirs(f"{tree}/kernels")
-        for name, text in ("kernels.fatbin.log", BUILD_LOG), *((f"kernels/kernels.compute_{a}.ptx", a) for a in PTX):
-            with open(f"{tree}/{name}", "w", encoding="utf-8") as file:
-                file.write(text)
+        for unit, kernel in ("1", "onehop_x"), ("2", "onehop_y"):
+            os.makedirs(f"{tree}/kernels/{unit}")
+            texts = {"fatbin.log": BUILD_LOG.replace("onehop_x", kernel)} | {f"compute_{a}.ptx": a + unit for a in PTX}
+            for name, text in texts.items():
+                with open(f"{tree}/kernels/{unit}/kernels.{name}", "w", encoding="utf-8") as file:
+                    file.write(text)
         results = built(tree, ("80", "90"))
     found = {target: text if target in ("compute_80", "compute_90") else resources(text)
              for target, (_, text) in results.items()}
-    wanted = {"sm_80": {"onehop_x": (32, 8, 8)}, "sm_90": {"onehop_x": (21, 0, 0)}, "compute_80": "80", "compute_90": "90"}
+    wanted = {"sm_80": dict.fromkeys(("onehop_x", "onehop_y"), (32, 8, 8)),
+              "sm_90": dict.fromkeys(("onehop_x", "onehop_y"), (21, 0, 0)),
+              "compute_80": "801802", "compute_90": "901902"}
     report.check("kernels of a build tree", [] if found == wanted else [f"expected {wanted}, found {found}"])
 
 

@@ -4,7 +4,7 @@
     base < device < {rendezvous, storage, kernels} < comm < ops, with cli, examples and tests on top
 
 A file includes only its own layer and those below; rendezvous, storage and kernels never include each
-other; the command and the examples know only onehop.h and their own files; CUDA headers appear only
+other; device/cuda, device/host and NCCL's functions are device's own, but for the command; the command and the examples know only onehop.h and their own files; CUDA headers appear only
 under src/device/cuda and in src/kernels/prim_cuda.h; what becomes a GPU kernel includes no system header;
 file names are unique; only src/base/env.c reads the environment; the library makes no descriptor but through src/base/descriptor.h; only cuda_multicast.c calls the driver's multicast
 functions, and nothing that runs on GPUs names the switch that allows them.
@@ -24,6 +24,8 @@ USERS = {"cli": ("base", "device"), "examples": ()}
 # What of a higher layer the command may include besides: `onehop which` reads the tables without a context.
 LENT = {"src/comm/explain.h": "cli"}
 TOP = "tests"  # may include anything
+# What device keeps from the layers above it, and those that may include it all the same.
+PRIVATE = {"src/device/cuda/": (), "src/device/host/": ("kernels",), "src/device/nccl/nccl_api.h": ()}
 TREES = ("include", "src", "examples", "tests")
 CODE = (".c", ".h", ".def", ".cu", ".S")
 SAME_NAME_OK = {"CMakeLists.txt", "README.md", "run.sh", "__init__.py", "conftest.py"}
@@ -98,6 +100,9 @@ def may_include(path, target):
         return "" if own else f"{here} may include only {', '.join(('onehop.h', *USERS[here]))} and its own files"
     if here == there:
         return ""
+    for room, others in PRIVATE.items():
+        if target.startswith(room) and here not in others:
+            return f"{room} is device's own"
     if there not in LEVEL:
         return f"{here} may not include {there}"
     if LEVEL[there] == LEVEL[here]:
@@ -220,6 +225,12 @@ PLANTED = (
     ("same name twice", "src/ops/comm.h", "\n", "same name as src/comm/comm.h"),
     ("getenv in comm", "src/comm/m.c", 'const char *s = getenv("ONEHOP_LOG");\n', "reads the environment"),
     ("setenv in ops", "src/ops/n.c", 'int x = setenv("A", "b", 1);\n', "never changes"),
+    ("CUDA device in comm", "src/comm/cc.c", '#include "device/cuda/inside.h"\n', "device's own"),
+    ("host device in ops", "src/ops/dd.c", '#include "device/host/lanes.h"\n', "device's own"),
+    ("NCCL's functions in comm", "src/comm/ee.c", '#include "device/nccl/nccl_api.h"\n', "device's own"),
+    ("NCCL's interface in comm", "src/comm/ff.c", '#include "device/nccl/nccl.h"\n', ""),
+    ("host device in kernels", "src/kernels/gg.c", '#include "device/host/lanes.h"\n', ""),
+    ("CUDA device in the command", "src/cli/hh.c", '#include "device/cuda/inside.h"\n', ""),
     ("unknown layer", "src/utils/o.c", "\n", "is no layer"),
     ("multicast elsewhere", "src/device/cuda/u.c", "int x = oh_cu.cuMulticastCreate(&o, &k);\n", "only cuda_multicast.c"),
     ("multicast on a GPU", "tests/gpu/v.c", 'int x = setenv("ONEHOP_MULTICAST", "1", 1);\n', "switches multicast on"),
@@ -252,7 +263,9 @@ def self_test():
         with tempfile.TemporaryDirectory(prefix="onehop-layers-") as root:
             for name in ("include/onehop.h", "src/base/base.h", "src/device/device.h", "src/storage/storage.h",
                          "src/rendezvous/rendezvous.h", "src/comm/comm.h", "src/ops/ops.h", "src/cli/cli.h",
-                         "src/kernels/prim.h", "src/comm/explain.h"):
+                         "src/kernels/prim.h", "src/device/cuda/inside.h", "src/device/host/lanes.h",
+                         "src/device/nccl/nccl.h", "src/device/nccl/nccl_api.h",
+                         "src/comm/explain.h"):
                 write(root, name, "")
             write(root, path, text)
             problems = check(root).problems

@@ -11,6 +11,9 @@ mode=test
 if [ "${TORCH:-0}" = 1 ]; then mode=torch; fi
 if [ "$preset" != release ]; then mode=sanitize; fi
 tools/bootstrap.sh $mode
+if [ "$preset" = release ]; then
+    echo "build: all programs, and if there is nvcc, GPU kernels for all architectures (make demo: only what it runs)"
+fi
 tools/build.sh "$preset"
 
 run=()

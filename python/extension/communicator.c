@@ -253,8 +253,8 @@ static PyMethodDef methods[] = {
     METHOD(registration_take, METH_NOARGS,
            "reserves a registration of the table of captured inputs"),
     METHOD(registration_fill, METH_VARARGS,
-           "row_fill(registration, in, out): addresses by rank; in None: staged"),
-    METHOD(registration_release, METH_O, "row_release(registration)"),
+           "registration_fill(registration, in, out): addresses by rank; in None: staged"),
+    METHOD(registration_release, METH_O, "registration_release(registration)"),
     METHOD(destroy, METH_NOARGS, "local; twice is once; calls in flight must have ended"),
     {NULL, NULL, 0, NULL},
 };

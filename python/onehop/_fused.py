@@ -47,7 +47,7 @@ def _lies_in_rows(rows: torch.Tensor) -> bool:
 def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
     """[rows, last dimension] with inner stride 1; a copy only where it must be."""
     rows = tensor.reshape(-1, tensor.shape[-1])
-    return rows if _lies_in_rows(rows) else registrations.contiguous().resolve_neg()
+    return rows if _lies_in_rows(rows) else rows.contiguous().resolve_neg()
 
 
 class FusedCalls(TensorCalls):

@@ -53,6 +53,7 @@ extern const perf_backend backend_cuda;
  * forking. */
 typedef struct cuda_census {
     int count;
+    bool mps; /* contexts are made through the driver's MPS daemon */
     char reason[200];
 } cuda_census;
 void cuda_take_census(void *census_out);

@@ -291,7 +291,13 @@ void cuda_take_census(void *census_out) {
     cuda_census *census = census_out;
     census->count = oh_cuda_device_count();
     const char *reason = census->count ? NULL : oh_cuda_absent_reason();
+    oh_cu_device device;
+    int mps = 0;
     snprintf(census->reason, sizeof census->reason, "%s", reason ? reason : "no GPU was found");
+    /* Older drivers do not know the question. */
+    if (census->count && !oh_cu.cuDeviceGet(&device, 0) &&
+        !oh_cu.cuDeviceGetAttribute(&mps, OH_CU_DEVICE_MPS, device))
+        census->mps = mps != 0;
 }
 
 void cuda_describe_link(int from, int to, char *line, size_t size) {

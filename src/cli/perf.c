@@ -56,9 +56,9 @@ static const option_row rows[] = {
     {0, "device", OPTION_WORD, FIELD(device), 0, 0, perf_device_words, "KIND",
      "auto, cuda or host (auto)"},
     {0, "layout", OPTION_WORD, FIELD(layout), 0, 0, layout_words, "KIND",
-     "process or thread per rank, or a single thread for all (process)"},
+     "process or thread per rank, or a single thread for all (process; thread on a shared GPU)"},
     {0, "ranks-per-device", OPTION_INTEGER, FIELD(ranks_per_device), 1, ONEHOP_MAX_RANKS, NULL, "K",
-     "ranks that share a GPU (1)"},
+     "ranks that share a GPU (1; 2 where there is one GPU and no -g)"},
     {0, "algo", OPTION_TEXT, FIELD(algorithm), 0, 0, NULL, "NAME", "force an algorithm (auto)"},
     {0, "source", OPTION_WORD, FIELD(source), 0, 0, source_words, "NAME",
      "where pull algorithms read: workspace, graph or multicast (auto)"},
@@ -130,6 +130,9 @@ static int plan_device(perf_plan *plan, const perf_flags *flags) {
 
 static int plan_ranks_on_gpus(perf_plan *plan, const perf_flags *flags) {
     if (plan->env_rank >= 0) return CLI_OK;
+    /* One GPU alone would have nobody to talk to. */
+    if (plan->devices == 1 && flags->ranks < 0 && flags->ranks_per_device < 0)
+        plan->ranks_per_device = 2;
     plan->world_size = (int)given(flags->ranks, (int64_t)plan->devices * plan->ranks_per_device);
     if (plan->world_size > ONEHOP_MAX_RANKS) plan->world_size = ONEHOP_MAX_RANKS;
     if (plan->world_size > plan->devices * plan->ranks_per_device)
@@ -138,13 +141,7 @@ static int plan_ranks_on_gpus(perf_plan *plan, const perf_flags *flags) {
             "-g %d: there are %d GPUs; --ranks-per-device %d would let ranks share them",
             plan->world_size, plan->devices,
             (plan->world_size + plan->devices - 1) / plan->devices);
-    if (plan->ranks_per_device > 1 && plan->layout == LAYOUT_PROCESS) {
-        if (flags->layout == LAYOUT_PROCESS)
-            return usage("--ranks-per-device %d: processes cannot share a GPU at speed; use "
-                         "--layout thread or single",
-                         plan->ranks_per_device);
-        plan->layout = LAYOUT_THREAD;
-    }
+    if (plan->ranks_per_device > 1 && flags->layout < 0) plan->layout = LAYOUT_THREAD;
     return CLI_OK;
 }
 

@@ -4,7 +4,7 @@
  * which it has kernels of its own. Both share one communicator: those kernels serve a call only if
  * its buffers lie in such windows. */
 #include "cli/perf.h"
-#include "device/cuda/nccl.h"
+#include "device/nccl/nccl_api.h"
 
 #include <string.h>
 

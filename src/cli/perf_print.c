@@ -1,7 +1,7 @@
 /* The table on stdout: the columns and lines that users of nccl-tests know, then ours. Each line is
  * flushed, so that progress is seen through a pipe. */
 #include "cli/perf.h"
-#include "device/cuda/nccl.h"
+#include "device/nccl/nccl_api.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -19,8 +19,22 @@ static void print_devices(const perf_worker *worker) {
     }
 }
 
+/* What figures of ranks that have no GPU of their own are worth. */
+static void print_sharing(const perf_plan *plan) {
+    if (plan->device != ONEHOP_DEVICE_CUDA || plan->world_size <= plan->devices) return;
+    printf("# ranks share a GPU: no link is crossed; ");
+    if (plan->layout != LAYOUT_PROCESS)
+        printf("they are threads of one process\n");
+    else if (plan->mps)
+        printf("they are processes under MPS, side by side\n");
+    else
+        printf("they are processes without MPS, which the GPU serves one after the other, "
+               "milliseconds each\n");
+}
+
 static void print_method(const perf_worker *worker) {
     const perf_plan *plan = worker->plan;
+    print_sharing(plan);
     printf("# calls: %s; p50 and p99 over %s\n", plan->graph ? "replayed graphs" : "eager",
            plan->graph ? "replays" : "calls or batches of calls");
     if (plan->source) printf("# source: %s\n", onehop_source_name(plan->source));

@@ -12,7 +12,7 @@ int perf_find_device(perf_plan *plan, int64_t flag) {
     int kind = flag < 0 ? 0 : (int)flag;
     if (kind == 0 && oh_env_word(OH_ENV_DEVICE, perf_device_words, 0, &kind) != ONEHOP_OK)
         return cli_fail(cli_command, CLI_USAGE, "%s", onehop_last_error());
-    cuda_census census = {0, "the driver could not be asked"};
+    cuda_census census = {0, false, "the driver could not be asked"};
     if (kind != ONEHOP_DEVICE_HOST) {
         /* Not in this process if it is going to fork. */
         if (plan->env_rank >= 0)
@@ -24,6 +24,7 @@ int perf_find_device(perf_plan *plan, int64_t flag) {
         return cli_fail(cli_command, CLI_UNSUPPORTED, "%s: %s",
                         flag > 0 ? "--device cuda" : "ONEHOP_DEVICE=cuda", census.reason);
     plan->devices = census.count;
+    plan->mps = census.mps;
     plan->device = census.count ? ONEHOP_DEVICE_CUDA : ONEHOP_DEVICE_HOST;
     return CLI_OK;
 }
@@ -113,8 +114,10 @@ int perf_start(const perf_plan *plan, perf_body body, void *user) {
     /* Like beside like: no side uses NVLink multicast. Ranks inherit it. */
     if (plan->peers || plan->hand_over) setenv("NCCL_NVLS_ENABLE", "0", 1);
     if (plan->env_rank >= 0) return start_worker(&from, plan->env_rank);
-    /* With the driver's default of 8 queues, ranks that share a GPU block each other. */
-    if (plan->ranks_per_device > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+    /* With the driver's default of 8 queues a process, ranks that share a GPU block each other. (And
+     * under MPS no more than a few processes would get as many.) */
+    if (plan->ranks_per_device > 1 && plan->layout != LAYOUT_PROCESS)
+        setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     from.board = board_create();
     if (!from.board) return cli_fail(cli_command, CLI_UNSUPPORTED, "no shared memory");
     int code = run(&from);

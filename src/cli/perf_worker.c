@@ -1,7 +1,7 @@
 /* What a rank does: set up, take the sizes one after another, report. In the layout "single" one
  * worker does it for all ranks at once. */
 #include "cli/perf.h"
-#include "device/cuda/nccl.h"
+#include "device/nccl/nccl.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -147,6 +147,8 @@ static onehop_device device_of(const perf_plan *plan, int rank) {
 static void fill_config(const perf_plan *plan, onehop_config *config) {
     if (plan->early_trigger) config->flags |= ONEHOP_FLAG_EARLY_TRIGGER;
     if (plan->hand_over) config->flags |= ONEHOP_FLAG_NCCL;
+    if (plan->device == ONEHOP_DEVICE_CUDA && plan->world_size > plan->devices)
+        config->flags |= ONEHOP_FLAG_SHARE_GPU;
     /* On a GPU every message in one piece, as far as the library makes that. */
     if (plan->device == ONEHOP_DEVICE_CUDA && !plan->push_bytes)
         config->max_bytes = plan->max_bytes < MAX_BYTES_LIMIT ? plan->max_bytes : MAX_BYTES_LIMIT;
@@ -333,6 +335,10 @@ static onehop_result one_size(perf_worker *worker, size_t index, size_t bytes) {
         bool in_place = side == SIDE_IN_PLACE;
         perf_side *ours = &to->ours[side];
         to->algorithm[side] = algorithm_of(worker, bytes, in_place);
+        *ours = not_served;
+        for (int peer = 0; peer < PEERS; peer++) to->theirs[peer][side] = not_served;
+        /* Alone, and in place: a call does nothing, so there is nothing to time. */
+        if (in_place && worker->plan->world_size == 1) break;
         onehop_result result =
             perf_measure(worker, &perf_target_onehop, bytes, in_place, ours, &to->outside);
         /* A forced algorithm may serve only calls out of place. */

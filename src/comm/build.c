@@ -2,7 +2,6 @@
 #include "comm/build.h"
 
 #include "base/wait.h"
-#include "device/cuda/jit.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -22,15 +21,6 @@ static onehop_result cross_target(uint32_t *arch_out) {
     return result;
 }
 
-static onehop_result cross_compile(const oh_program *program, uint32_t arch) {
-    oh_digest key;
-    oh_jit_image image = {NULL, 0};
-    onehop_result result = oh_jit_name(program, arch, 0, &key);
-    if (!result) result = oh_jit_get(program, arch, &key, &image);
-    free(image.bytes);
-    return result;
-}
-
 /* `cross`: for that architecture, to see that it compiles. */
 static onehop_result build_one(oh_device *device, uint32_t cross, int kernel,
                                const onehop_expression_config *op, oh_function *out) {
@@ -39,7 +29,7 @@ static onehop_result build_one(oh_device *device, uint32_t cross, int kernel,
     oh_program program;
     onehop_result result = oh_program_make(kernel, op, &program);
     if (!result)
-        result = cross ? cross_compile(&program, cross)
+        result = cross ? oh_cuda_try_build(&program, cross)
                        : device->ops->build(device, &program, &list[kernel], out);
     oh_program_free(&program);
     if (result == ONEHOP_ERR_INTERNAL && op) /* local memory, or too many registers */
@@ -135,14 +125,6 @@ static onehop_result build_share(onehop_context *ctx, oh_build *b, uint32_t shar
     return w.result ? oh_error(w.result, "%s", w.sentence) : ONEHOP_OK;
 }
 
-static onehop_result build_rest(onehop_context *ctx, oh_build *b) {
-    onehop_result result = build_share(ctx, b, 0, 1);
-    for (size_t i = 0; i < b->count && !result && b->functions[i].handle; i++)
-        result =
-            oh_comm_check_fit(ctx->comm, b->kernels[i], &b->functions[i], ctx->ranks_per_device);
-    return result;
-}
-
 /* ---- all ranks ------------------------------------------------------------------------------- */
 
 typedef struct request {
@@ -150,45 +132,67 @@ typedef struct request {
     uint32_t capability, unused;
 } request;
 
-static onehop_result check_context(const onehop_context *ctx, const char *what) {
+typedef struct building {
+    const oh_members *members;
+    const char *what;
+    oh_build *builds; /* of the ranks here */
+    request all[ONEHOP_MAX_RANKS];
+} building;
+
+static oh_build *build_of(const building *b, const onehop_context *ctx) {
+    return &b->builds[ctx->rank - b->members->first];
+}
+
+static onehop_result check_context(onehop_context *ctx, void *state) {
+    building *b = state;
     if (ctx->capturing)
-        return oh_error(ONEHOP_ERR_STATE, "%s: not between onehop_capture_begin and _end", what);
+        return oh_error(ONEHOP_ERR_STATE, "%s: not between onehop_capture_begin and _end", b->what);
+    b->all[ctx->rank] = (request){build_of(b, ctx)->identity, ctx->info.capability, 0};
     return oh_comm_check(ctx->comm);
 }
 
-static onehop_result compare(const request *all, int world, const char *what) {
-    for (int r = 1; r < world; r++)
-        if (all[r].identity != all[0].identity)
+static onehop_result compare(const building *b) {
+    for (int r = 1; r < b->members->world; r++)
+        if (b->all[r].identity != b->all[0].identity)
             return oh_error(ONEHOP_ERR_DISAGREEMENT,
-                            "%s: the config of rank %d differs from that of rank 0", what, r);
+                            "%s: the config of rank %d differs from that of rank 0", b->what, r);
     return ONEHOP_OK;
 }
 
-onehop_result oh_build_by_group(onehop_context *ctx, oh_build *b, onehop_result mine) {
-    request own = {b->identity, ctx->info.capability, 0}, all[ONEHOP_MAX_RANKS];
+/* The part of this rank among those that want the same. */
+static onehop_result build_first(onehop_context *ctx, void *state) {
+    const building *b = state;
     uint32_t share = 0, shares = 0;
-    if (!ctx->group)
-        return oh_error(
-            ONEHOP_ERR_STATE,
-            "%s: this context was made by onehop_create_all; all ranks are served by %s_all",
-            b->what, b->what);
-    if (!mine) mine = check_context(ctx, b->what);
-    onehop_result result = oh_rendezvous_agree(ctx->group, mine);
-    if (!result) result = oh_rendezvous_allgather(ctx->group, &own, all, sizeof own);
-    if (!result) result = compare(all, ctx->world, b->what);
-    if (result) return result;
     for (int r = 0; r < ctx->world; r++) {
-        if (all[r].capability != own.capability) continue;
+        if (b->all[r].capability != ctx->info.capability) continue;
         if (r < ctx->rank) share++;
         shares++;
     }
-    result = oh_rendezvous_agree(ctx->group, build_share(ctx, b, share, shares));
-    return result ? result : oh_rendezvous_agree(ctx->group, build_rest(ctx, b));
+    return build_share(ctx, build_of(b, ctx), share, shares);
 }
 
-onehop_result oh_build_all(onehop_context *const *contexts, oh_build *builds, int n) {
-    onehop_result result = ONEHOP_OK;
-    for (int r = 0; r < n && !result; r++) result = check_context(contexts[r], builds[r].what);
-    for (int r = 0; r < n && !result; r++) result = build_rest(contexts[r], &builds[r]);
+static onehop_result build_rest(onehop_context *ctx, void *state) {
+    oh_build *b = build_of(state, ctx);
+    onehop_result result = build_share(ctx, b, 0, 1);
+    for (size_t i = 0; i < b->count && !result && b->functions[i].handle; i++)
+        result =
+            oh_comm_check_fit(ctx->comm, b->kernels[i], &b->functions[i], ctx->ranks_per_device);
     return result;
+}
+
+onehop_result oh_build_run(const oh_members *m, const char *what, oh_build *builds,
+                           onehop_result mine) {
+    building b = {.members = m, .what = what, .builds = builds};
+    if (!m->group && m->count < m->world)
+        return oh_error(
+            ONEHOP_ERR_STATE,
+            "%s: this context was made by onehop_create_all; all ranks are served by %s_all", what,
+            what);
+    if (!mine) mine = oh_members_run(m, check_context, &b);
+    onehop_result result = oh_members_agree(m, mine);
+    if (!result) result = oh_members_share(m, b.all, sizeof b.all[0]);
+    if (!result) result = compare(&b);
+    /* One thread would build the parts one after another, and no faster. */
+    if (!result && m->group) result = oh_members_each(m, build_first, &b);
+    return result ? result : oh_members_each(m, build_rest, &b);
 }

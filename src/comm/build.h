@@ -13,7 +13,6 @@
 #define OH_BUILD_MAX 64
 
 typedef struct oh_build {
-    const char *what;                   /* the public function, for messages */
     const onehop_expression_config *op; /* NULL: kernels as they are */
     uint64_t identity;                  /* of what all ranks must ask for alike */
     size_t count;
@@ -21,10 +20,11 @@ typedef struct oh_build {
     oh_function functions[OH_BUILD_MAX]; /* without a handle: not built yet */
 } oh_build;
 
-/* Builds on all ranks of a group, or of one thread; `mine` is what this rank has found so far.
- * After a failure of any rank the functions are not to be used. */
-onehop_result oh_build_by_group(onehop_context *ctx, oh_build *build, onehop_result mine);
-onehop_result oh_build_all(onehop_context *const *contexts, oh_build *builds, int n);
+/* Builds on all ranks. `what`: the public function, for messages; `builds`: of the ranks here;
+ * `mine`: what happened here before, and if that failed `builds` may be NULL. After a failure of
+ * any rank the functions are not to be used. */
+onehop_result oh_build_run(const oh_members *m, const char *what, oh_build *builds,
+                           onehop_result mine);
 
 /* custom_op.c, for calls. */
 

@@ -43,28 +43,53 @@ void oh_capture_note(onehop_context *ctx, const oh_request *q, const oh_plan *pl
         (oh_captured_memory){q->in, q->out, oh_request_bytes(q), q->registration};
 }
 
-static onehop_result begin(onehop_context *ctx) {
-    onehop_result result = oh_context_check(ctx, "onehop_capture_begin");
-    if (result) return result;
-    if (ctx->capturing)
-        return oh_error(ONEHOP_ERR_STATE, "onehop_capture_begin: already capturing");
+static void begin(onehop_context *ctx) {
     oh_batch_recycle(ctx);
     ctx->capturing = true;
     ctx->captured_count = 0;
     if (ctx->comm) ctx->comm->captured_id = 0;
-    return ONEHOP_OK;
+}
+
+onehop_result onehop_capture_begin(onehop_context *context) {
+    OH_NO_CANCEL;
+    onehop_result result = oh_context_check(context, "onehop_capture_begin");
+    if (!result && context->capturing)
+        result = oh_error(ONEHOP_ERR_STATE, "onehop_capture_begin: already capturing");
+    if (!result) begin(context);
+    return result;
 }
 
 static const char *type_of(const oh_captured *c) {
     return c->dtype ? onehop_dtype_name((onehop_dtype)c->dtype) : "bytes";
 }
 
+/* What ranks tell each other of a capture. */
+typedef struct summary {
+    uint64_t count;
+    uint64_t numbered;
+} summary;
+
+typedef struct lists {
+    summary of[ONEHOP_MAX_RANKS];
+    oh_captured *calls; /* [rank][count] */
+} lists;
+
+/* The calls get numbers from one that no rank has used. */
+static onehop_result compare_summaries(onehop_context *ctx, void *state) {
+    const summary *of = ((lists *)state)->of;
+    for (int r = 0; r < ctx->world; r++)
+        if (of[r].numbered > ctx->numbered) ctx->numbered = (uint32_t)of[r].numbered;
+    for (int r = 1; r < ctx->world; r++)
+        if (of[r].count != of[0].count)
+            return oh_error(ONEHOP_ERR_MISMATCH, "rank %d captured %zu calls, rank 0 %zu", r,
+                            (size_t)of[r].count, (size_t)of[0].count);
+    return ONEHOP_OK;
+}
+
 /* Calls of rank `rank` against rank 0's. */
-static onehop_result compare(const oh_captured *a, size_t count, const oh_captured *b,
-                             size_t count0, int rank) {
-    if (count != count0)
-        return oh_error(ONEHOP_ERR_MISMATCH, "rank %d captured %zu calls, rank 0 %zu", rank, count,
-                        count0);
+static onehop_result compare_calls(const lists *l, int rank) {
+    const size_t count = l->of[0].count;
+    const oh_captured *a = l->calls + (size_t)rank * count, *b = l->calls;
     for (size_t i = 0; i < count; i++) {
         if (!memcmp(&a[i], &b[i], sizeof a[i])) continue;
         return oh_error(ONEHOP_ERR_MISMATCH,
@@ -81,39 +106,32 @@ static onehop_result compare(const oh_captured *a, size_t count, const oh_captur
     return ONEHOP_OK;
 }
 
-typedef struct summary {
-    uint64_t count;
-    uint64_t numbered;
-} summary;
-
-/* Exchanges the lists through the group and compares all against rank 0's. The calls get numbers
- * from one that no rank has used. */
-static onehop_result compare_by_group(onehop_context *ctx) {
-    const uint64_t mine = ctx->captured_count;
-    const summary own = {mine, ctx->numbered};
-    summary summaries[ONEHOP_MAX_RANKS];
-    onehop_result result = oh_rendezvous_allgather(ctx->group, &own, summaries, sizeof own);
-    if (result) return result;
-    for (int r = 0; r < ctx->world; r++)
-        if (summaries[r].numbered > ctx->numbered) ctx->numbered = (uint32_t)summaries[r].numbered;
-    for (int r = 1; r < ctx->world && !result; r++)
-        if (summaries[r].count != summaries[0].count)
-            result = compare(NULL, summaries[r].count, NULL, summaries[0].count, r);
-    if (result || !mine) return result;
-    const size_t bytes = mine * sizeof *ctx->captured;
-    oh_captured *all = malloc(bytes * (size_t)ctx->world);
-    result = oh_rendezvous_agree(
-        ctx->group, all ? ONEHOP_OK : oh_error(ONEHOP_ERR_MEMORY, "capture: no memory to compare"));
-    if (!result) result = oh_rendezvous_allgather(ctx->group, ctx->captured, all, bytes);
-    for (int r = 1; r < ctx->world && !result; r++)
-        result = compare(all + (size_t)r * mine, mine, all, mine, r);
-    free(all);
-    return result;
+static onehop_result exchange_calls(const oh_members *m, lists *l) {
+    const size_t count = l->of[0].count, bytes = count * sizeof *l->calls;
+    l->calls = malloc(bytes * (size_t)m->world);
+    onehop_result result =
+        l->calls ? ONEHOP_OK : oh_error(ONEHOP_ERR_MEMORY, "capture: no memory to compare");
+    result = oh_members_agree(m, result);
+    for (int i = 0; i < m->count && !result; i++)
+        memcpy(l->calls + (size_t)(m->first + i) * count, m->contexts[i]->captured, bytes);
+    return result ? result : oh_members_share(m, l->calls, bytes);
 }
 
-onehop_result onehop_capture_begin(onehop_context *context) {
-    OH_NO_CANCEL;
-    return begin(context);
+/* All ranks' calls against rank 0's. The captures are over. */
+static onehop_result compare(const oh_members *m) {
+    lists l = {.calls = NULL};
+    for (int i = 0; i < m->count; i++) {
+        onehop_context *ctx = m->contexts[i];
+        ctx->capturing = false;
+        l.of[ctx->rank] = (summary){ctx->captured_count, ctx->numbered};
+    }
+    onehop_result result = oh_members_share(m, l.of, sizeof l.of[0]);
+    if (!result) result = oh_members_run(m, compare_summaries, &l);
+    if (result || !l.of[0].count) return result;
+    result = exchange_calls(m, &l);
+    for (int r = 1; r < m->world && !result; r++) result = compare_calls(&l, r);
+    free(l.calls);
+    return result;
 }
 
 static size_t count_rows(const onehop_context *ctx) {
@@ -140,15 +158,19 @@ static onehop_result check_end_alone(const onehop_context *ctx, const char *call
     return result;
 }
 
+static onehop_result end(const oh_members *m) {
+    onehop_result result = compare(m);
+    if (!result && count_rows(m->contexts[0])) return oh_register(m);
+    for (int i = 0; i < m->count; i++) oh_batch_close(m->contexts[i], NULL, 0);
+    return result;
+}
+
 onehop_result onehop_capture_end(onehop_context *context) {
     OH_NO_CANCEL;
     onehop_result result = check_end_alone(context, "onehop_capture_end");
     if (result) return result;
-    context->capturing = false;
-    if (context->world > 1) result = compare_by_group(context);
-    if (!result && count_rows(context)) return oh_register_by_group(context);
-    oh_batch_close(context, NULL, 0);
-    return result;
+    const oh_members m = oh_members_one(&context);
+    return end(&m);
 }
 
 onehop_result onehop_capture_inputs(const onehop_context *context,
@@ -212,13 +234,11 @@ onehop_result onehop_capture_end_mapped(onehop_context *context, const void *con
     OH_NO_CANCEL;
     onehop_result result = check_end_alone(context, "onehop_capture_end_mapped");
     if (result) return result;
-    result = check_mapped(context, in, out, count);
-    if (context->world > 1) result = oh_rendezvous_agree(context->group, result);
+    const oh_members m = oh_members_one(&context);
+    result = oh_members_agree(&m, check_mapped(context, in, out, count));
     if (result) return result;
-    context->capturing = false;
-    if (context->world > 1) result = compare_by_group(context);
-    if (!result && count)
-        result = oh_rendezvous_agree(context->group, fill_mapped(context, in, out));
+    result = compare(&m);
+    if (!result && count) result = oh_members_agree(&m, fill_mapped(context, in, out));
     oh_batch_close(context, NULL, 0);
     return result;
 }
@@ -243,7 +263,7 @@ onehop_result onehop_capture_begin_all(onehop_context *const *contexts, int n) {
         if (contexts[r]->capturing)
             result = oh_error(ONEHOP_ERR_STATE,
                               "onehop_capture_begin_all: rank %d is already capturing", r);
-    for (int r = 0; r < n && !result; r++) result = begin(contexts[r]);
+    for (int r = 0; r < n && !result; r++) begin(contexts[r]);
     return result;
 }
 
@@ -253,17 +273,6 @@ onehop_result onehop_capture_end_all(onehop_context *const *contexts, int n) {
     for (int r = 0; r < n && !result; r++)
         result = check_end(contexts[r], "onehop_capture_end_all");
     if (result) return result;
-    uint32_t numbered = 0;
-    for (int r = 0; r < n; r++)
-        if (contexts[r]->numbered > numbered) numbered = contexts[r]->numbered;
-    for (int r = 0; r < n; r++) {
-        contexts[r]->numbered = numbered;
-        contexts[r]->capturing = false;
-    }
-    for (int r = 1; r < n && !result; r++)
-        result = compare(contexts[r]->captured, contexts[r]->captured_count, contexts[0]->captured,
-                         contexts[0]->captured_count, r);
-    if (!result && count_rows(contexts[0])) return oh_register_all(contexts, n);
-    for (int r = 0; r < n; r++) oh_batch_close(contexts[r], NULL, 0);
-    return result;
+    const oh_members m = oh_members_all(contexts, n);
+    return end(&m);
 }

@@ -75,11 +75,8 @@ static onehop_result load_functions(onehop_comm *comm, uint32_t ranks_per_device
     comm->functions = calloc(count, sizeof *comm->functions);
     if (!comm->functions)
         return oh_error(ONEHOP_ERR_MEMORY, "communicator: no memory for %zu functions", count);
-    if (comm->dispatch.kind == ONEHOP_DEVICE_CUDA) {
-        size_t size;
-        const void *image = oh_kernel_image(&size);
-        oh_cuda_set_image(image, size);
-    }
+    if (comm->dispatch.kind == ONEHOP_DEVICE_CUDA) oh_cuda_set_images(oh_kernel_images);
+    /* Only what this world size can use. */
     for (size_t i = 0; i < count; i++) {
         if (!oh_dispatch_uses(&comm->dispatch, (int)i)) continue;
         onehop_result result = oh_comm_make_function(comm, (int)i, &comm->functions[i]);

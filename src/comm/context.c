@@ -5,7 +5,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* In a forked child it frees the child's copies; the devices know which calls are theirs. */
 static void release(onehop_context *ctx) {
@@ -31,61 +30,42 @@ static void release(onehop_context *ctx) {
     free(ctx);
 }
 
-/* A group of one rank: no group, no memory; calls copy. */
-static onehop_result make_alone(onehop_context *ctx) {
-    oh_introduction unused;
-    onehop_result result = oh_context_introduce(ctx, &unused);
-    const oh_dispatch_group group = {ctx->info.device.kind, ctx->info.capability, 1, false, false};
-    return result ? result : oh_dispatch_init(&ctx->dispatch, &group, &ctx->tuning);
+/* Who the new contexts are. */
+typedef struct origin {
+    const char *call; /* the public function, for messages */
+    const onehop_config *config;
+    const onehop_device *devices; /* of the ranks here; NULL: the config's */
+    onehop_group *group;          /* NULL: all ranks are here */
+    int first, count, world;
+} origin;
+
+static onehop_context *make_one(const origin *o, int i) {
+    onehop_context *ctx = calloc(1, sizeof *ctx);
+    if (!ctx) return NULL;
+    ctx->process = oh_process();
+    ctx->config = *o->config;
+    if (o->devices) ctx->config.device = o->devices[i];
+    ctx->group = o->group;
+    ctx->rank = o->first + i;
+    ctx->world = o->world;
+    return ctx;
 }
 
-/* Every rank's descriptor to every rank; descriptors of one set of ranks end with the step that
- * used them. */
-static void close_fds(int *fds, int count) {
-    for (int i = 0; i < count; i++)
-        if (fds[i] >= 0) close(fds[i]);
-}
-
-/* What ranks tell each other, 5 KiB: too much for some threads' stacks. */
-typedef struct tables {
-    oh_introduction mine, all[ONEHOP_MAX_RANKS];
-    oh_offer offer, offers[ONEHOP_MAX_RANKS];
-    uint32_t claim, blocks[ONEHOP_MAX_RANKS];
-} tables;
-
-/* The steps of context.h through a group. After each one all agree. */
-static onehop_result set_up_with(onehop_context *ctx, tables *t) {
-    int fd = -1, fds[ONEHOP_MAX_RANKS];
-    onehop_result result = oh_rendezvous_allgather(ctx->group, &t->mine, t->all, sizeof t->mine);
-    if (!result) result = oh_rendezvous_agree(ctx->group, oh_context_claim(ctx, t->all, &t->claim));
-    if (!result)
-        result = oh_rendezvous_allgather(ctx->group, &t->claim, t->blocks, sizeof t->claim);
-    if (result) return result;
-    result = oh_rendezvous_agree(ctx->group,
-                                 oh_context_allocate(ctx, t->all, t->blocks, &t->offer, &fd));
-    if (!result)
-        result = oh_rendezvous_allgather(ctx->group, &t->offer, t->offers, sizeof t->offer);
-    for (int r = 0; r < ctx->world; r++) fds[r] = -1;
-    if (!result && t->offers[0].handle.kind == OH_HANDLE_FD)
-        result = oh_rendezvous_pass_fds(ctx->group, &fd, 1, fds);
-    if (fd >= 0) close(fd);
-    if (result) return result;
-
-    result = oh_rendezvous_agree(ctx->group, oh_context_connect(ctx, t->offers, fds));
-    close_fds(fds, ctx->world);
-    if (!result) result = oh_multicast_set_up(ctx);
-    if (!result) result = oh_rendezvous_agree(ctx->group, oh_context_hand_over(ctx, t->offers));
-    return result ? result : oh_rendezvous_agree(ctx->group, oh_context_finish(ctx));
-}
-
-static onehop_result set_up(onehop_context *ctx) {
-    tables *t = calloc(1, sizeof *t);
-    onehop_result result =
-        t ? oh_log_check() : oh_error(ONEHOP_ERR_MEMORY, "onehop_create: no memory");
-    if (!result) result = oh_context_introduce(ctx, &t->mine);
-    result = oh_rendezvous_agree(ctx->group, result);
-    if (!result) result = set_up_with(ctx, t);
-    free(t);
+static onehop_result make(const origin *o, onehop_context **contexts_out) {
+    onehop_context *ctx[ONEHOP_MAX_RANKS] = {NULL};
+    onehop_result mine = ONEHOP_OK;
+    for (int i = 0; i < o->count && !mine; i++) {
+        ctx[i] = make_one(o, i);
+        if (!ctx[i]) mine = oh_error(ONEHOP_ERR_MEMORY, "%s: no memory", o->call);
+    }
+    const oh_members m = {o->world > 1 ? o->group : NULL, ctx, o->first, o->count, o->world};
+    onehop_result result = oh_context_set_up(&m, mine);
+    for (int i = 0; i < o->count; i++) {
+        if (!result)
+            contexts_out[i] = ctx[i];
+        else if (ctx[i])
+            release(ctx[i]);
+    }
     return result;
 }
 
@@ -103,15 +83,6 @@ static onehop_result open_group(const onehop_config *c, onehop_group **group_out
     return onehop_group_open(&g, group_out);
 }
 
-static onehop_result make(onehop_context *ctx, const onehop_config *config, onehop_group *group) {
-    ctx->config = *config;
-    ctx->group = group;
-    ctx->owns_group = !config->group;
-    ctx->rank = onehop_group_rank(group);
-    ctx->world = onehop_group_size(group);
-    return ctx->world == 1 ? make_alone(ctx) : set_up(ctx);
-}
-
 onehop_result onehop_create(const onehop_config *config, onehop_context **context_out) {
     OH_NO_CANCEL;
     if (!config || !context_out)
@@ -123,40 +94,13 @@ onehop_result onehop_create(const onehop_config *config, onehop_context **contex
     /* The group first: what fails on this rank alone from here on, the others hear of. */
     if (!result) result = open_group(&known, &group);
     if (result) return result;
-    onehop_context *ctx = calloc(1, sizeof *ctx);
-    if (!ctx) {
-        result = oh_error(ONEHOP_ERR_MEMORY, "onehop_create: no memory");
-        result = oh_rendezvous_agree(group, result);
-        if (!known.group) onehop_group_close(group);
-        return result;
-    }
-    ctx->process = oh_process();
-    result = make(ctx, &known, group);
-    if (result) {
-        release(ctx);
-        return result;
-    }
-    *context_out = ctx;
-    return ONEHOP_OK;
-}
-
-/* ---- all ranks in one thread ----------------------------------------------------------------- */
-
-static onehop_result make_all(onehop_context **ctx, int n) {
-    oh_introduction all[ONEHOP_MAX_RANKS];
-    oh_offer offers[ONEHOP_MAX_RANKS];
-    uint32_t blocks[ONEHOP_MAX_RANKS];
-    int fds[ONEHOP_MAX_RANKS];
-    onehop_result result = ONEHOP_OK;
-    for (int r = 0; r < ONEHOP_MAX_RANKS; r++) fds[r] = -1;
-    for (int r = 0; r < n && !result; r++) result = oh_context_introduce(ctx[r], &all[r]);
-    for (int r = 0; r < n && !result; r++) result = oh_context_claim(ctx[r], all, &blocks[r]);
-    for (int r = 0; r < n && !result; r++)
-        result = oh_context_allocate(ctx[r], all, blocks, &offers[r], &fds[r]);
-    for (int r = 0; r < n && !result; r++) result = oh_context_connect(ctx[r], offers, fds);
-    close_fds(fds, n);
-    if (!result) result = oh_multicast_set_up_all(ctx, n);
-    for (int r = 0; r < n && !result; r++) result = oh_context_finish(ctx[r]);
+    const origin o = {"onehop_create",         &known, NULL, group, onehop_group_rank(group), 1,
+                      onehop_group_size(group)};
+    result = make(&o, context_out);
+    if (!result)
+        (*context_out)->owns_group = !known.group;
+    else if (!known.group)
+        onehop_group_close(group);
     return result;
 }
 
@@ -175,7 +119,6 @@ onehop_result onehop_create_all(const onehop_config *config, int n, const onehop
                                 onehop_context **contexts_out) {
     OH_NO_CANCEL;
     onehop_config known;
-    onehop_context *ctx[ONEHOP_MAX_RANKS] = {NULL};
     if (!config || !contexts_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_create_all: %s is NULL",
                         config ? "contexts_out" : "config");
@@ -189,26 +132,9 @@ onehop_result onehop_create_all(const onehop_config *config, int n, const onehop
             ONEHOP_ERR_ARGUMENT,
             "onehop_create_all: group, rank, world_size and name must be zero; all ranks are here");
     if (!result) result = refuse_nccl(&known);
-    for (int r = 0; r < n && !result; r++) {
-        ctx[r] = calloc(1, sizeof *ctx[r]);
-        if (!ctx[r]) {
-            result = oh_error(ONEHOP_ERR_MEMORY, "onehop_create_all: no memory");
-            break;
-        }
-        ctx[r]->process = oh_process();
-        ctx[r]->config = known;
-        if (devices) ctx[r]->config.device = devices[r];
-        ctx[r]->rank = r;
-        ctx[r]->world = n;
-    }
-    if (!result) result = n == 1 ? make_alone(ctx[0]) : make_all(ctx, n);
-    for (int r = 0; r < n; r++) {
-        if (!result)
-            contexts_out[r] = ctx[r];
-        else if (ctx[r])
-            release(ctx[r]);
-    }
-    return result;
+    if (result) return result;
+    const origin o = {"onehop_create_all", &known, devices, NULL, 0, n, n};
+    return make(&o, contexts_out);
 }
 
 /* They end by themselves, at their deadline at the latest, or now if the wait hook does not want to

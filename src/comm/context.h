@@ -1,7 +1,7 @@
 /* The context: a group, this rank's memory and a communicator over it, made together.
  *
- * Setting up is written as steps that each rank does alone, with an exchange between them, so that
- * ranks in processes, in threads, and all ranks in one thread take the same path:
+ * Setting up (setup.c) is steps that each rank does alone with exchanges between them, over
+ * oh_members, so that ranks in processes, in threads, and all in one thread take one path:
  *   introduce   what this rank is and wants; its device is open           -> oh_introduction to all
  *   claim       settings compared; the grids that fit on this GPU         -> their blocks to all
  *   allocate    sizes agreed, memory made                                 -> oh_offer and a
@@ -15,31 +15,9 @@
 #define OH_CONTEXT_H
 
 #include "comm/comm.h"
+#include "comm/members.h"
 #include "comm/residency.h"
-#include "device/cuda/nccl.h"
-
-/* Compared across ranks, or reduced to the smallest. */
-typedef struct oh_introduction {
-    uint32_t version_major, version_minor;
-    uint32_t world;
-    uint32_t device_kind;
-    uint32_t flags;
-    uint32_t max_blocks, max_registrations;
-    uint32_t multiprocessors;
-    uint32_t capability;
-    uint32_t handle_kinds;
-    uint32_t multicast; /* the device has it, and the environment allows it */
-    uint32_t unused;
-    uint64_t max_bytes, push_bytes, pull_bytes;
-    uint64_t tuning; /* hash of the tables */
-    uint64_t number; /* of rank 0: the communicator's own, in any process that has a rank of it */
-    char bus_id[32]; /* to count the ranks that share a GPU */
-} oh_introduction;
-
-typedef struct oh_offer {
-    oh_mem_handle handle;
-    oh_nccl_id nccl; /* of rank 0, with the hand-over on */
-} oh_offer;
+#include "device/nccl/nccl.h"
 
 /* A captured call, compared across ranks. */
 typedef struct oh_captured {
@@ -99,19 +77,11 @@ struct onehop_context {
     oh_batch *batches;    /* of earlier ones, until their graphs are gone */
 };
 
-onehop_result oh_context_introduce(onehop_context *ctx, oh_introduction *out);
-onehop_result oh_context_claim(onehop_context *ctx, const oh_introduction *all,
-                               uint32_t *blocks_out);
-/* `blocks`: what each rank has claimed. */
-onehop_result oh_context_allocate(onehop_context *ctx, const oh_introduction *all,
-                                  const uint32_t *blocks, oh_offer *out, int *fd_out);
-onehop_result oh_context_connect(onehop_context *ctx, const oh_offer *offers, const int *fds);
-/* All ranks of a group, or of one thread. Errors are those of the exchange. */
-onehop_result oh_multicast_set_up(onehop_context *ctx);
-onehop_result oh_multicast_set_up_all(onehop_context *const *ctx, int n);
-
-onehop_result oh_context_hand_over(onehop_context *ctx, const oh_offer *offers);
-onehop_result oh_context_finish(onehop_context *ctx);
+/* Takes new contexts through all steps. `mine`: what happened here before. After a failure they are
+ * what they became so far. */
+onehop_result oh_context_set_up(const oh_members *m, onehop_result mine);
+/* The step of multicast.c. Errors are those of the exchange. */
+onehop_result oh_multicast_set_up(const oh_members *m);
 
 /* Every public function of a context begins with it. Errors: NULL, STATE (a forked child's
  * copy). */

@@ -50,7 +50,6 @@ static onehop_result check(const onehop_context *ctx, const onehop_expression_co
 
 static void plan(const onehop_context *ctx, const onehop_expression_config *config, oh_build *b) {
     memset(b, 0, sizeof *b);
-    b->what = name;
     b->op = config;
     b->identity = identity_of(config);
     for (int a = ONEHOP_1SHOT_PUSH; a <= ONEHOP_2SHOT_PULL; a++)
@@ -79,12 +78,32 @@ static onehop_result make(const onehop_context *ctx, const oh_build *b,
     return ONEHOP_OK;
 }
 
+static onehop_result create(const oh_members *m, const onehop_expression_config *config,
+                            onehop_expression **ops_out) {
+    onehop_expression_config known;
+    onehop_expression *ops[ONEHOP_MAX_RANKS] = {NULL};
+    onehop_result result = check(m->contexts[0], config, &known);
+    if (!m->contexts[0]->comm) return result;
+    oh_build *builds = result ? NULL : calloc((size_t)m->count, sizeof *builds);
+    if (!result && !builds) result = oh_error(ONEHOP_ERR_MEMORY, "%s: no memory", name);
+    for (int i = 0; i < m->count && !result; i++) plan(m->contexts[i], &known, &builds[i]);
+    result = oh_build_run(m, name, builds, result);
+    for (int i = 0; i < m->count && !result; i++)
+        result = make(m->contexts[i], &builds[i], &ops[i]);
+    for (int i = 0; i < m->count; i++) {
+        if (result)
+            onehop_expression_destroy(ops[i]);
+        else
+            ops_out[i] = ops[i];
+    }
+    free(builds);
+    return result;
+}
+
 onehop_result onehop_expression_create(onehop_context *context,
                                        const onehop_expression_config *config,
                                        onehop_expression **op_out) {
     OH_NO_CANCEL;
-    onehop_expression_config known;
-    oh_build build;
     if (!context || !config || !op_out)
         return oh_error(ONEHOP_ERR_NULL, "%s: %s is NULL", name,
                         !context ? "context"
@@ -92,43 +111,20 @@ onehop_result onehop_expression_create(onehop_context *context,
                                  : "config");
     onehop_result result = oh_context_check(context, name);
     if (result) return result;
-    result = check(context, config, &known);
-    if (!context->comm) return result;
-    if (result) {
-        memset(&build, 0, sizeof build);
-        build.what = name;
-    } else {
-        plan(context, &known, &build);
-    }
-    result = oh_build_by_group(context, &build, result);
-    return result ? result : make(context, &build, op_out);
+    const oh_members m = oh_members_one(&context);
+    return create(&m, config, op_out);
 }
 
 onehop_result onehop_expression_create_all(onehop_context *const *contexts, int n,
                                            const onehop_expression_config *config,
                                            onehop_expression **ops_out) {
     OH_NO_CANCEL;
-    onehop_expression_config known;
-    onehop_expression *ops[ONEHOP_MAX_RANKS] = {NULL};
     onehop_result result = oh_check_all(contexts, n, "onehop_expression_create_all");
     if (!result && (!config || !ops_out))
         result =
             oh_error(ONEHOP_ERR_NULL, "%s_all: %s is NULL", name, config ? "ops_out" : "config");
-    if (!result) result = check(contexts[0], config, &known);
-    if (result) return result;
-    oh_build *builds = calloc((size_t)n, sizeof *builds);
-    if (!builds) return oh_error(ONEHOP_ERR_MEMORY, "%s: no memory", name);
-    for (int r = 0; r < n; r++) plan(contexts[r], &known, &builds[r]);
-    result = oh_build_all(contexts, builds, n);
-    for (int r = 0; r < n && !result; r++) result = make(contexts[r], &builds[r], &ops[r]);
-    for (int r = 0; r < n; r++) {
-        if (result)
-            onehop_expression_destroy(ops[r]);
-        else
-            ops_out[r] = ops[r];
-    }
-    free(builds);
-    return result;
+    const oh_members m = oh_members_all(contexts, n);
+    return result ? result : create(&m, config, ops_out);
 }
 
 void onehop_expression_destroy(onehop_expression *op) {

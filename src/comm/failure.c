@@ -379,6 +379,10 @@ onehop_result oh_comm_look(onehop_comm *comm) {
     if (result) return result;
     adopt_verdicts(comm);
     const int gone = __atomic_load_n(&comm->dead, __ATOMIC_ACQUIRE) ? -1 : gone_peer(comm);
+    /* Between the two looks a peer may have told of another's death and left. It told first: the
+     * fence pairs with that of oh_comm_leave. */
+    oh_fence_acq_rel_sys();
+    if (gone >= 0) adopt_verdicts(comm);
     if (gone >= 0 && in_flight(comm))
         go_on_without(comm, gone);
     else if (gone >= 0 && !made_next_call(comm, gone))
@@ -411,6 +415,7 @@ onehop_result oh_comm_wait(onehop_comm *comm, onehop_stream stream) {
 }
 
 void oh_comm_leave(onehop_comm *comm) {
+    oh_fence_acq_rel_sys(); /* after its verdict, see oh_comm_look */
     for (int r = 0; r < comm->world; r++)
         if (r != comm->rank)
             oh_comm_store_u32(comm, OH_MEMBER(control_of(comm, r), oh_control, left[comm->rank]),

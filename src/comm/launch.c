@@ -1,7 +1,7 @@
 /* From a validated request to a launch. The fast path of the library: no allocation, lock, log or
  * system call beyond the launch. */
 #include "comm/build.h"
-#include "device/cuda/nccl.h"
+#include "device/nccl/nccl.h"
 
 #include <string.h>
 
@@ -77,7 +77,7 @@ static onehop_result hand_over(onehop_comm *comm, const oh_request *q, const oh_
 }
 
 /* What an L2 takes in beside a call: of more, a call and the reading after it became slower, by 7 %
- * at 16 MiB and 20 % at 32 (docs/tuning-log.md). */
+ * at 16 MiB and 20 % at 32 (docs/notes/tuning-log.md). */
 #define PREFETCH_MAX ((oh_u64)8 << 20)
 
 /* Blocks to launch for a grid of `blocks`: on a GPU as many more as are left, if there is something

@@ -36,7 +36,6 @@ static void add(const onehop_context *ctx, const onehop_prepare_config *config, 
 static void plan(const onehop_context *ctx, const onehop_prepare_config *config, oh_build *b) {
     const oh_dispatch *d = &ctx->comm->dispatch;
     memset(b, 0, sizeof *b);
-    b->what = name;
     b->identity = (uint64_t)config->dtypes << 32 | config->flags;
     for (int t = ONEHOP_FLOAT32; t <= ONEHOP_BFLOAT16; t++) {
         if (!(config->dtypes >> t & 1)) continue;
@@ -52,32 +51,31 @@ static void adopt(onehop_context *ctx, const oh_build *b) {
         if (b->functions[i].handle) ctx->comm->functions[b->kernels[i]] = b->functions[i];
 }
 
+static onehop_result prepare(const oh_members *m, const onehop_prepare_config *config) {
+    onehop_prepare_config known;
+    onehop_result result = check_config(config, &known);
+    if (!m->contexts[0]->comm) return result;
+    oh_build *builds = result ? NULL : calloc((size_t)m->count, sizeof *builds);
+    if (!result && !builds) result = oh_error(ONEHOP_ERR_MEMORY, "%s: no memory", name);
+    for (int i = 0; i < m->count && !result; i++) plan(m->contexts[i], &known, &builds[i]);
+    result = oh_build_run(m, name, builds, result);
+    for (int i = 0; i < m->count && !result; i++) adopt(m->contexts[i], &builds[i]);
+    free(builds);
+    return result;
+}
+
 onehop_result onehop_prepare(onehop_context *context, const onehop_prepare_config *config) {
     OH_NO_CANCEL;
-    onehop_prepare_config known;
-    oh_build build;
     onehop_result result = oh_context_check(context, name);
     if (result) return result;
-    result = check_config(config, &known);
-    if (!context->comm) return result;
-    plan(context, &known, &build);
-    result = oh_build_by_group(context, &build, result);
-    if (!result) adopt(context, &build);
-    return result;
+    const oh_members m = oh_members_one(&context);
+    return prepare(&m, config);
 }
 
 onehop_result onehop_prepare_all(onehop_context *const *contexts, int n,
                                  const onehop_prepare_config *config) {
     OH_NO_CANCEL;
-    onehop_prepare_config known;
     onehop_result result = oh_check_all(contexts, n, "onehop_prepare_all");
-    if (!result) result = check_config(config, &known);
-    if (result || !contexts[0]->comm) return result;
-    oh_build *builds = calloc((size_t)n, sizeof *builds);
-    if (!builds) return oh_error(ONEHOP_ERR_MEMORY, "%s: no memory", name);
-    for (int r = 0; r < n; r++) plan(contexts[r], &known, &builds[r]);
-    result = oh_build_all(contexts, builds, n);
-    for (int r = 0; r < n && !result; r++) adopt(contexts[r], &builds[r]);
-    free(builds);
-    return result;
+    const oh_members m = oh_members_all(contexts, n);
+    return result ? result : prepare(&m, config);
 }

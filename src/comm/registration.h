@@ -22,9 +22,7 @@ void oh_batch_drop_all(onehop_context *ctx);
 /* Collective, after the captured calls were found to be alike: finds the memory of all ranks'
  * calls, maps what can be mapped, agrees which calls read it, fills the registrations and closes
  * the batch. */
-onehop_result oh_register_by_group(onehop_context *ctx);
-/* The same for all `n` ranks of a group in one thread. */
-onehop_result oh_register_all(onehop_context *const *contexts, int n);
+onehop_result oh_register(const oh_members *m);
 
 static inline bool oh_takes_registration(const oh_captured *c) {
     return c->source == ONEHOP_SOURCE_GRAPH;

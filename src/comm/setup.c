@@ -1,11 +1,44 @@
-/* The steps of setting up one rank; see context.h. */
+/* The steps of setting up contexts; see context.h. */
 #include "comm/context.h"
 
 #include "storage/layout.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+
+/* Compared across ranks, or reduced to the smallest. */
+typedef struct oh_introduction {
+    uint32_t version_major, version_minor;
+    uint32_t world;
+    uint32_t device_kind;
+    uint32_t flags;
+    uint32_t max_blocks, max_registrations;
+    uint32_t multiprocessors;
+    uint32_t capability;
+    uint32_t handle_kinds;
+    uint32_t multicast; /* the device has it, and the environment allows it */
+    uint32_t unused;
+    uint64_t max_bytes, push_bytes, pull_bytes;
+    uint64_t tuning; /* hash of the tables */
+    uint64_t number; /* of rank 0: the communicator's own, in any process that has a rank of it */
+    char bus_id[32]; /* to count the ranks that share a GPU */
+} oh_introduction;
+
+typedef struct oh_offer {
+    oh_mem_handle handle;
+    oh_nccl_id nccl; /* of rank 0, with the hand-over on */
+} oh_offer;
+
+/* What ranks tell each other, 5 KiB: too much for some threads' stacks. */
+typedef struct tables {
+    const oh_members *members;
+    oh_introduction all[ONEHOP_MAX_RANKS];
+    uint32_t blocks[ONEHOP_MAX_RANKS]; /* of the largest grid that fits there */
+    oh_offer offers[ONEHOP_MAX_RANKS];
+    int fds[ONEHOP_MAX_RANKS];
+} tables;
+
+/* ---- introduce ------------------------------------------------------------------------------- */
 
 static onehop_result check_sizes(const onehop_config *c) {
     if (c->max_bytes > OH_DISPATCH_MAX_BYTES)
@@ -42,7 +75,8 @@ static onehop_result number_of(uint64_t *out) {
     return ONEHOP_OK;
 }
 
-onehop_result oh_context_introduce(onehop_context *ctx, oh_introduction *out) {
+static onehop_result introduce(onehop_context *ctx, void *state) {
+    oh_introduction *out = &((tables *)state)->all[ctx->rank];
     const onehop_config *c = &ctx->config;
     onehop_result result = oh_env_check();
     if (!result) result = check_sizes(c);
@@ -51,7 +85,6 @@ onehop_result oh_context_introduce(onehop_context *ctx, oh_introduction *out) {
     if (!result) result = ctx->device->ops->info(ctx->device, &ctx->info);
     if (!result) result = check_nccl(ctx);
     if (result) return result;
-    memset(out, 0, sizeof *out);
     out->version_major = ONEHOP_VERSION_MAJOR;
     out->version_minor = ONEHOP_VERSION_MINOR;
     out->world = (uint32_t)ctx->world;
@@ -73,6 +106,8 @@ onehop_result oh_context_introduce(onehop_context *ctx, oh_introduction *out) {
     memcpy(out->bus_id, ctx->info.bus_id, sizeof out->bus_id);
     return number_of(&out->number);
 }
+
+/* ---- claim ----------------------------------------------------------------------------------- */
 
 /* One setting of one rank against rank 0's. */
 static onehop_result same(const char *what, int rank, uint64_t found, uint64_t expected) {
@@ -100,14 +135,9 @@ static onehop_result compare(const oh_introduction *all, int rank) {
     return result;
 }
 
-/* Without a group all ranks are here. */
-static bool same_process(const onehop_context *ctx, int i, int j) {
-    return !ctx->group ||
-           oh_rendezvous_same_process(ctx->group, i) == oh_rendezvous_same_process(ctx->group, j);
-}
-
 /* Most ranks on one GPU. Several processes there are time-sliced, milliseconds a call. */
-static onehop_result count_sharing(onehop_context *ctx, const oh_introduction *all) {
+static onehop_result count_sharing(onehop_context *ctx, const tables *t) {
+    const oh_introduction *all = t->all;
     uint32_t max = 1;
     for (int i = 0; i < ctx->world; i++) {
         uint32_t here = 0;
@@ -115,7 +145,8 @@ static onehop_result count_sharing(onehop_context *ctx, const oh_introduction *a
             if (!all[i].bus_id[0] || memcmp(all[i].bus_id, all[j].bus_id, sizeof all[i].bus_id))
                 continue;
             here++;
-            if (!same_process(ctx, i, j) && !(ctx->config.flags & ONEHOP_FLAG_SHARE_GPU))
+            if (!oh_members_share_process(t->members, i, j) &&
+                !(ctx->config.flags & ONEHOP_FLAG_SHARE_GPU))
                 return oh_error(ONEHOP_ERR_UNSUPPORTED,
                                 "ranks %d and %d are processes on one GPU (%.31s), which would be "
                                 "time-sliced; use threads of "
@@ -148,15 +179,17 @@ static onehop_result claim_blocks(onehop_context *ctx, const oh_introduction *al
     return ONEHOP_OK;
 }
 
-onehop_result oh_context_claim(onehop_context *ctx, const oh_introduction *all,
-                               uint32_t *blocks_out) {
+static onehop_result claim(onehop_context *ctx, void *state) {
+    tables *t = state;
     onehop_result result = ONEHOP_OK;
-    for (int r = 1; r < ctx->world && !result; r++) result = compare(all, r);
-    if (!result) result = count_sharing(ctx, all);
-    *blocks_out = all[0].max_blocks;
+    for (int r = 1; r < ctx->world && !result; r++) result = compare(t->all, r);
+    if (!result) result = count_sharing(ctx, t);
+    t->blocks[ctx->rank] = t->all[0].max_blocks;
     if (result || ctx->info.device.kind == ONEHOP_DEVICE_HOST) return result;
-    return claim_blocks(ctx, all, blocks_out);
+    return claim_blocks(ctx, t->all, &t->blocks[ctx->rank]);
 }
+
+/* ---- allocate -------------------------------------------------------------------------------- */
 
 /* The least that a rank has claimed, for all. */
 static uint32_t agreed_blocks(onehop_context *ctx, const uint32_t *blocks) {
@@ -200,12 +233,11 @@ static onehop_result default_sizes(onehop_context *ctx) {
     return ONEHOP_OK;
 }
 
-static onehop_result allocate_own(onehop_context *ctx, const oh_introduction *all, oh_offer *out,
-                                  int *fd_out) {
+static onehop_result allocate_own(onehop_context *ctx, tables *t) {
     const oh_device_ops *ops = ctx->device->ops;
     uint32_t kinds = OH_HANDLE_FD | OH_HANDLE_FABRIC;
-    for (int r = 0; r < ctx->world; r++) kinds &= all[r].handle_kinds;
-    if (ctx->group && !oh_rendezvous_can_pass_fds(ctx->group)) kinds &= ~(uint32_t)OH_HANDLE_FD;
+    for (int r = 0; r < ctx->world; r++) kinds &= t->all[r].handle_kinds;
+    if (!oh_members_can_pass_fds(t->members)) kinds &= ~(uint32_t)OH_HANDLE_FD;
     ctx->handle_kinds = kinds;
     if (!kinds)
         return oh_error(ONEHOP_ERR_UNSUPPORTED,
@@ -217,38 +249,41 @@ static onehop_result allocate_own(onehop_context *ctx, const oh_introduction *al
     if (!result)
         result =
             ops->host_alloc(ctx->device, ctx->layout.host_bytes, &ctx->host, &ctx->host_device);
-    memset(out, 0, sizeof *out);
     if (!result)
-        result = ops->mem_export(ctx->device, &ctx->buffers[ctx->rank], &out->handle, fd_out);
+        result = ops->mem_export(ctx->device, &ctx->buffers[ctx->rank],
+                                 &t->offers[ctx->rank].handle, &t->fds[ctx->rank]);
     return result;
 }
 
-onehop_result oh_context_allocate(onehop_context *ctx, const oh_introduction *all,
-                                  const uint32_t *blocks, oh_offer *out, int *fd_out) {
-    *fd_out = -1;
+static onehop_result allocate(onehop_context *ctx, void *state) {
+    tables *t = state;
+    const oh_introduction *all = t->all;
     onehop_layout_config *c = &ctx->layout_config;
     c->struct_size = sizeof *c;
     c->device_kind = ctx->info.device.kind;
     c->world_size = ctx->world;
     c->push_bytes = all[0].push_bytes;
     c->pull_bytes = all[0].pull_bytes;
-    c->max_blocks = agreed_blocks(ctx, blocks);
+    c->max_blocks = agreed_blocks(ctx, t->blocks);
     c->max_registrations = all[0].max_registrations;
     onehop_result result = choose_rules(ctx, all);
     if (!result) result = default_sizes(ctx);
     if (!result) result = oh_layout_plan(c, &ctx->layout, &ctx->regions);
-    if (!result) result = allocate_own(ctx, all, out, fd_out);
+    if (!result) result = allocate_own(ctx, t);
     if (!result && ctx->rank == 0 && ctx->dispatch.nccl)
-        result = oh_nccl_check(oh_nccl.ncclGetUniqueId(&out->nccl), "ncclGetUniqueId");
+        result = oh_nccl_make_id(&t->offers[0].nccl);
     return result;
 }
 
-onehop_result oh_context_connect(onehop_context *ctx, const oh_offer *offers, const int *fds) {
+/* ---- connect, and the rest ------------------------------------------------------------------- */
+
+static onehop_result connect_peers(onehop_context *ctx, void *state) {
+    const tables *t = state;
     const oh_device_ops *ops = ctx->device->ops;
     for (int r = 0; r < ctx->world; r++) {
         if (r == ctx->rank) continue;
         onehop_result result =
-            ops->mem_import(ctx->device, &offers[r].handle, fds[r], &ctx->buffers[r]);
+            ops->mem_import(ctx->device, &t->offers[r].handle, t->fds[r], &ctx->buffers[r]);
         if (result) return result;
         if (ctx->buffers[r].bytes < ctx->layout.symmetric_bytes)
             return oh_error(ONEHOP_ERR_DISAGREEMENT,
@@ -259,12 +294,14 @@ onehop_result oh_context_connect(onehop_context *ctx, const oh_offer *offers, co
                           ctx->local, ctx->host);
 }
 
-onehop_result oh_context_hand_over(onehop_context *ctx, const oh_offer *offers) {
+static onehop_result hand_over(onehop_context *ctx, void *state) {
+    const tables *t = state;
     if (!ctx->dispatch.nccl) return ONEHOP_OK;
-    return oh_nccl_connect(ctx->device, &offers[0].nccl, ctx->rank, ctx->world, &ctx->nccl);
+    return oh_nccl_connect(ctx->device, &t->offers[0].nccl, ctx->rank, ctx->world, &ctx->nccl);
 }
 
-onehop_result oh_context_finish(onehop_context *ctx) {
+static onehop_result finish(onehop_context *ctx, void *state) {
+    (void)state;
     onehop_comm_config c = ONEHOP_CONFIG_INIT(onehop_comm_config);
     c.device = ctx->info.device;
     c.rank = ctx->rank;
@@ -280,5 +317,48 @@ onehop_result oh_context_finish(onehop_context *ctx) {
                                  &ctx->dispatch, ctx->nccl, ctx->multicast.address};
     onehop_result result = oh_comm_open(&c, &parts, &ctx->comm);
     if (!result) ctx->dispatch = ctx->comm->dispatch;
+    return result;
+}
+
+/* A group of one rank: no memory, calls copy. */
+static onehop_result finish_alone(onehop_context *ctx, void *state) {
+    (void)state;
+    const oh_dispatch_group group = {ctx->info.device.kind, ctx->info.capability, 1, false, false};
+    return oh_dispatch_init(&ctx->dispatch, &group, &ctx->tuning);
+}
+
+/* ---- all of them ----------------------------------------------------------------------------- */
+
+static onehop_result make_memory(const oh_members *m, tables *t) {
+    onehop_result result = oh_members_share(m, t->all, sizeof t->all[0]);
+    if (!result) result = oh_members_each(m, claim, t);
+    if (!result) result = oh_members_share(m, t->blocks, sizeof t->blocks[0]);
+    if (!result) result = oh_members_each(m, allocate, t);
+    if (!result) result = oh_members_share(m, t->offers, sizeof t->offers[0]);
+    if (!result && t->offers[0].handle.kind == OH_HANDLE_FD)
+        result = oh_members_pass_fds(m, t->fds, 1);
+    if (!result) result = oh_members_each(m, connect_peers, t);
+    oh_members_close_fds(m, t->fds, 1);
+    return result;
+}
+
+onehop_result oh_context_set_up(const oh_members *m, onehop_result mine) {
+    tables *t = mine ? NULL : calloc(1, sizeof *t);
+    if (!mine) mine = t ? oh_log_check() : oh_error(ONEHOP_ERR_MEMORY, "onehop_create: no memory");
+    if (!mine) {
+        t->members = m;
+        oh_members_no_fds(m, t->fds, 1);
+        mine = oh_members_run(m, introduce, t);
+    }
+    onehop_result result = oh_members_agree(m, mine);
+    if (!result && m->world == 1) {
+        result = oh_members_run(m, finish_alone, NULL);
+    } else if (!result) {
+        result = make_memory(m, t);
+        if (!result) result = oh_multicast_set_up(m);
+        if (!result) result = oh_members_each(m, hand_over, t);
+        if (!result) result = oh_members_each(m, finish, NULL);
+    }
+    free(t);
     return result;
 }

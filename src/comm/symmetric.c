@@ -1,10 +1,9 @@
 /* Public symmetric memory: one allocation per rank, mapped by all. */
-#include "rendezvous/rendezvous.h"
+#include "comm/members.h"
 #include "device/device.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 struct onehop_symmetric {
     uint64_t process; /* that made it */
@@ -31,8 +30,7 @@ static onehop_result introduce(onehop_symmetric *s, onehop_device device, size_t
     return ONEHOP_OK;
 }
 
-static onehop_result allocate(onehop_symmetric *s, bool can_pass_fds, const offer *all, offer *mine,
-                              int *fd_out) {
+static onehop_result allocate(onehop_symmetric *s, bool can_pass_fds, offer *all, int *fd_out) {
     uint32_t kinds = can_pass_fds ? OH_HANDLE_FD | OH_HANDLE_FABRIC : OH_HANDLE_FABRIC;
     for (int r = 0; r < s->world; r++) {
         kinds &= all[r].kinds;
@@ -45,10 +43,9 @@ static onehop_result allocate(onehop_symmetric *s, bool can_pass_fds, const offe
         return oh_error(ONEHOP_ERR_UNSUPPORTED,
                         "no way to share memory that works on all ranks was found");
     const uint32_t kind = kinds & OH_HANDLE_FD ? OH_HANDLE_FD : OH_HANDLE_FABRIC;
-    onehop_result result =
-        s->device->ops->mem_create(s->device, mine->bytes, kind, &s->buffers[s->rank]);
-    if (!result)
-        result = s->device->ops->mem_export(s->device, &s->buffers[s->rank], &mine->handle, fd_out);
+    oh_mem *own = &s->buffers[s->rank];
+    onehop_result result = s->device->ops->mem_create(s->device, all[0].bytes, kind, own);
+    if (!result) result = s->device->ops->mem_export(s->device, own, &all[s->rank].handle, fd_out);
     return result;
 }
 
@@ -68,23 +65,20 @@ static onehop_result map_peers(onehop_symmetric *s, const offer *all, const int 
 
 static onehop_result build(onehop_symmetric *s, onehop_group *group, onehop_device device,
                            size_t bytes) {
-    offer mine, all[ONEHOP_MAX_RANKS];
-    int fd = -1, fds[ONEHOP_MAX_RANKS];
-    memset(&mine, 0, sizeof mine);
-    onehop_result result = oh_rendezvous_agree(group, introduce(s, device, bytes, &mine));
-    if (!result) result = oh_rendezvous_allgather(group, &mine, all, sizeof mine);
+    const oh_members m = {group, NULL, s->rank, 1, s->world};
+    offer all[ONEHOP_MAX_RANKS];
+    int fds[ONEHOP_MAX_RANKS];
+    memset(all, 0, sizeof all);
+    oh_members_no_fds(&m, fds, 1);
+    onehop_result result = oh_members_agree(&m, introduce(s, device, bytes, &all[s->rank]));
+    if (!result) result = oh_members_share(&m, all, sizeof all[0]);
     if (result) return result;
-    result =
-        oh_rendezvous_agree(group, allocate(s, oh_rendezvous_can_pass_fds(group), all, &mine, &fd));
-    if (!result) result = oh_rendezvous_allgather(group, &mine, all, sizeof mine);
-    for (int r = 0; r < s->world; r++) fds[r] = -1;
-    if (!result && all[0].handle.kind == OH_HANDLE_FD)
-        result = oh_rendezvous_pass_fds(group, &fd, 1, fds);
-    if (fd >= 0) close(fd);
-    if (result) return result;
-    result = oh_rendezvous_agree(group, map_peers(s, all, fds));
-    for (int r = 0; r < s->world; r++)
-        if (fds[r] >= 0) close(fds[r]);
+    result = allocate(s, oh_members_can_pass_fds(&m), all, &fds[s->rank]);
+    result = oh_members_agree(&m, result);
+    if (!result) result = oh_members_share(&m, all, sizeof all[0]);
+    if (!result && all[0].handle.kind == OH_HANDLE_FD) result = oh_members_pass_fds(&m, fds, 1);
+    if (!result) result = oh_members_agree(&m, map_peers(s, all, fds));
+    oh_members_close_fds(&m, fds, 1);
     return result;
 }
 

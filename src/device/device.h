@@ -239,9 +239,15 @@ const char *oh_cuda_absent_reason(void);
 /* The GPUs and the links between them as lines of text, cut at `size`. */
 onehop_result oh_cuda_describe(char *text, size_t size);
 
-/* The image with all kernels, embedded in the library; size 0 in a build without nvcc. Handed to
- * the cuda device by the layer that owns it, before the first load. */
-void oh_cuda_set_image(const void *image, size_t size);
+/* Compiles for that architecture (90 for sm_90), to see whether it can be done. Needs no GPU. */
+onehop_result oh_cuda_try_build(const oh_program *, uint32_t arch);
+
+#define OH_CUDA_IMAGES 16
+
+/* The images that have all kernels, at most OH_CUDA_IMAGES and ended by NULL; none in a build
+ * without nvcc. Handed to the cuda device by the layer that owns them, before the first load; the
+ * list and the images stay. */
+void oh_cuda_set_images(const void *const *images);
 
 /* Where a block stands. On the host a block has one thread, so group_sync is nothing. */
 struct oh_grid {

@@ -35,7 +35,7 @@ typedef struct oh_call_state {
 /* A dead communicator's calls that are still queued must send nothing: data would land in slots
  * that peers have not read yet, and a signature would let a peer finish on it. The mark comes with
  * the sequence number, in one load: a load of its own costs 0.03 to 0.09 us
- * (docs/tuning-log.md). */
+ * (docs/notes/tuning-log.md). */
 OH_FN oh_call_state oh_call_begin(oh_u64 sequence_word) {
     const oh_u64 word = oh_ld_relaxed_gpu_u64(sequence_word);
     oh_call_state c;

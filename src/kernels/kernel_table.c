@@ -1,6 +1,8 @@
 /* Kernels as data, stamped from the same list as their bodies. */
 #include "kernels/kernels.h"
 
+#define OH_IN_UNIT(n) 1
+
 typedef struct row {
     oh_operation operation;
     uint32_t algorithm; /* onehop_algorithm */
@@ -128,16 +130,3 @@ int oh_kernel_find_multicast(onehop_algorithm algorithm, onehop_dtype dtype) {
             return (int)i;
     return -1;
 }
-
-#if OH_HAVE_FATBIN
-extern const char oh_kernels_fatbin[], oh_kernels_fatbin_end[];
-const void *oh_kernel_image(size_t *size_out) {
-    *size_out = (size_t)(oh_kernels_fatbin_end - oh_kernels_fatbin);
-    return oh_kernels_fatbin;
-}
-#else
-const void *oh_kernel_image(size_t *size_out) {
-    *size_out = 0;
-    return NULL;
-}
-#endif

@@ -1,5 +1,6 @@
-/* The one translation unit of all kernels, compiled by the C compiler for the host device and by
- * nvcc (-x cu) or NVRTC for GPUs. */
+/* All kernels, compiled by the C compiler for the host device and by nvcc (-x cu) or NVRTC for
+ * GPUs. With OH_UNIT=1..6 only that part of the lists, so that several compilers work on it beside
+ * each other (cmake/kernels.cmake); without it every kernel. */
 #include "kernels/gather_ll.h"
 #include "kernels/gather_push.h"
 #include "kernels/norm_1shot.h"
@@ -20,9 +21,16 @@
 #define OH_MULTICAST_INSTANCE(algorithm, body, type)                                               \
     OH_MULTICAST_KERNEL(onehop_##algorithm##_multicast_##type, OH_MULTICAST_BOUND,                 \
                         body(a, g, OH_##type))
+#ifdef OH_UNIT
+#define OH_IN_UNIT(n) (OH_UNIT == (n))
+#else
+#define OH_IN_UNIT(n) 1
+#endif
 #include "kernels/instances.def"
 
 #define OH_FUSED_INSTANCE(operation, body, arguments, type, world, bound)                          \
     OH_KERNEL_OF(arguments, onehop_##operation##_##type##_w##world, bound,                         \
                  body(a, g, OH_##type, world##u))
+#if OH_IN_UNIT(6)
 #include "kernels/fused.def"
+#endif

@@ -24,8 +24,9 @@ int oh_kernel_find_multicast(onehop_algorithm algorithm, onehop_dtype dtype);
 #define OH_FUSED_LINE "OH_FUSED_INSTANCE"
 const char *oh_kernel_line(int index);
 
-/* The image for GPUs, embedded at build time; *size_out is 0 in a build without nvcc. */
-const void *oh_kernel_image(size_t *size_out);
+/* The images for GPUs, embedded at build time (cmake/kernels.cmake) and ended by NULL; a build
+ * without nvcc has none. */
+extern const void *const oh_kernel_images[];
 
 void oh_host_1shot(const void *args, oh_grid grid);
 void oh_host_2shot(const void *args, oh_grid grid);

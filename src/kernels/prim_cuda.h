@@ -198,7 +198,7 @@ OH_FN void oh_fence_acq_rel_sys(void) {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 /* For what a GPU orders by the boundary between two kernels and a host does not: nothing here. */
-/* The look costs 2 to 14 % of a call here (docs/tuning-log.md). */
+/* The look costs 2 to 14 % of a call here (docs/notes/tuning-log.md). */
 #define OH_LOOKS_BEFORE_STORES 0
 OH_FN void oh_boundary_fence(void) {
 }
@@ -223,7 +223,7 @@ OH_FN oh_u64 oh_ld_host_u64(oh_u64 p) {
 }
 /* Asks the L2 for what will be read after pdl_wait. It reads nothing, so it may stand before; it
  * also makes ptxas compute the address there and not after the wait, where every call would wait
- * for it (0.05 to 0.1 us, docs/tuning-log.md). */
+ * for it (0.05 to 0.1 us, docs/notes/tuning-log.md). */
 OH_FN void oh_prefetch(oh_u64 p) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
 }

@@ -157,7 +157,7 @@ OH_SLOW_FN oh_u64 oh_qk_hear_slowly(const oh_args *a, oh_u64 p, oh_u32 k, oh_u32
 
 /* Waits for the k-th peer's sums of a token and re-arms their place. All ones: the communicator
  * died. The first look stands before the loop: within it, the call takes half a microsecond longer
- * (docs/tuning-log.md). */
+ * (docs/notes/tuning-log.md). */
 OH_FN oh_u64 oh_qk_hear(const oh_args *a, oh_u64 p, oh_u32 k, oh_u32 sequence,
                         oh_i32 looks_at_host) {
     oh_u64 word = oh_ld_relaxed_sys_u64(p);

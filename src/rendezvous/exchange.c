@@ -6,55 +6,17 @@
  * whose frame can no longer come is. A rank whose exchange fails says why, in a notice between two
  * frames, before it returns; the first such word that a peer reads is its own failure too. Bytes:
  * W-1 frames of 40 + `bytes` out and in; one hop. */
+#include "rendezvous/exchange.h"
+
 #include "base/wait.h"
-#include "rendezvous/group.h"
-#include "rendezvous/opening.h"
 
 #include "base/descriptor.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#define OH_FRAME_MAGIC 0x656d617246486e6full
-
-typedef struct oh_frame {
-    uint64_t magic;
-    uint64_t sequence;
-    uint64_t bytes;    /* of the blob that follows */
-    uint64_t fd_mask;  /* which of the rank's descriptors come with the first byte */
-    uint32_t fd_count; /* how many it was asked for; 0 for an all-gather */
-    uint32_t reserved;
-} oh_frame;
-
-_Static_assert(sizeof(oh_frame) == 40, "a frame has no holes");
-
-/* One peer's part. */
-typedef struct oh_flow {
-    int peer;
-    size_t sent, received; /* of frame and blob together */
-    oh_frame in;
-    int fds[OH_MAX_FDS]; /* arrived, not yet given to the caller */
-    int fd_count;
-    bool throttled; /* too many descriptors in flight: try again in a moment */
-} oh_flow;
-
-#define OH_WORD_MS                                                                                 \
-    100 /* for a last word behind a frame that the peer has not taken yet, and for
-                        * the rest of a notice whose beginning is here */
-
-typedef struct oh_run {
-    oh_mesh *mesh;
-    const oh_exchange *what;
-    oh_frame out;
-    size_t total;   /* bytes of each frame with its blob */
-    int culprit;    /* rank whose end fails the exchange, -1 */
-    oh_notice word; /* what the peers are told about a failure */
-    oh_flow flows[ONEHOP_MAX_RANKS];
-} oh_run;
 
 typedef union oh_fd_message {
     struct cmsghdr align;
@@ -113,7 +75,7 @@ static onehop_result push_locked(oh_run *run, oh_flow *flow) {
     return ONEHOP_OK;
 }
 
-static onehop_result push(oh_run *run, oh_flow *flow) {
+onehop_result oh_flow_push(oh_run *run, oh_flow *flow) {
     const uint32_t bit = 1u << flow->peer;
     if (flow->sent == run->total) return ONEHOP_OK;
     pthread_mutex_lock(&run->mesh->send_lock);
@@ -201,45 +163,8 @@ static onehop_result check_head(oh_run *run, oh_flow *flow) {
     return ONEHOP_OK;
 }
 
-/* Names the rank whose end explains that `peer` is gone without a word. In the middle of a frame it
- * may have had one that could not be sent: then whoever is the cause shows in a moment. */
-static onehop_result lost(oh_run *run, const oh_flow *flow) {
-    const uint64_t until = oh_clock_ns() + (flow->received ? OH_WORD_MS * 1000000ull : 0);
-    bool sure;
-    run->culprit = oh_mesh_culprit(run->mesh, flow->peer, &sure);
-    while (!sure && oh_clock_ns() < until) {
-        oh_sleep_us(1000);
-        run->culprit = oh_mesh_culprit(run->mesh, flow->peer, &sure);
-    }
-    return oh_error(ONEHOP_ERR_PEER_LOST, "rank %d has ended or closed its group", run->culprit);
-}
-
-/* A notice stands where a frame was expected: its beginning is in flow->in. */
-static onehop_result take_notice(oh_run *run, oh_flow *flow) {
-    const uint64_t until = oh_clock_ns() + OH_WORD_MS * 1000000ull;
-    oh_notice notice;
-    size_t fill = flow->received;
-    memcpy(&notice, &flow->in, fill);
-    flow->received = 0;
-    for (;;) { /* it was sent at once, so that this hardly ever turns */
-        oh_read got = oh_mesh_read(run->mesh->sockets[flow->peer], &notice, sizeof notice, &fill);
-        if (got == OH_READ_COMPLETE) break;
-        if (got != OH_READ_PARTIAL || oh_clock_ns() >= until) return lost(run, flow);
-        oh_sleep_us(100);
-    }
-    notice.text[sizeof notice.text - 1] = 0;
-    oh_mesh_note(run->mesh, flow->peer, &notice);
-    if (notice.kind == OH_NOTICE_LOST) return ONEHOP_OK; /* that end shows for itself */
-    if (notice.kind == OH_NOTICE_LEFT) return lost(run, flow);
-    if (notice.kind != OH_NOTICE_FAIL || notice.result >= 0)
-        return oh_error(ONEHOP_ERR_INTERNAL, "rank %d sent a notice of kind %d in an open group",
-                        flow->peer, notice.kind);
-    run->word = notice;
-    return oh_mesh_adopt(&notice);
-}
-
 static onehop_result take_head(oh_run *run, oh_flow *flow) {
-    return flow->in.magic == OH_NOTICE_MAGIC ? take_notice(run, flow) : check_head(run, flow);
+    return flow->in.magic == OH_NOTICE_MAGIC ? oh_run_hear(run, flow) : check_head(run, flow);
 }
 
 static onehop_result pull(oh_run *run, oh_flow *flow, bool peer_ended) {
@@ -252,9 +177,9 @@ static onehop_result pull(oh_run *run, oh_flow *flow, bool peer_ended) {
             onehop_result result = take_head(run, flow);
             if (result) return result;
         } else if (moved == 0 || errno == ECONNRESET) {
-            return lost(run, flow);
+            return oh_run_lost(run, flow);
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-            return peer_ended ? lost(run, flow) : ONEHOP_OK;
+            return peer_ended ? oh_run_lost(run, flow) : ONEHOP_OK;
         } else if (errno != EINTR) {
             return oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "receiving from rank %d failed",
                                   flow->peer);
@@ -284,26 +209,13 @@ static bool prepare_polls(const oh_run *run, struct pollfd *polls, bool *throttl
     return busy;
 }
 
-static onehop_result missing(const oh_run *run) {
-    char names[96];
-    uint32_t ranks = 0;
-    for (int i = 0; i < run->mesh->world_size; i++)
-        if (run->flows[i].received < run->total) ranks |= 1u << i;
-    /* All has arrived but a peer does not take what it is owed. */
-    for (int i = 0; !ranks && i < run->mesh->world_size; i++)
-        if (run->flows[i].sent < run->total) ranks |= 1u << i;
-    oh_list_ranks(ranks, names, sizeof names);
-    return oh_error(ONEHOP_ERR_MISSING_PEER, "%s did not complete the exchange within %u ms", names,
-                    run->what->timeout_ms);
-}
-
 static onehop_result move(oh_run *run, const struct pollfd *polls) {
     int world_size = run->mesh->world_size;
     for (int i = 0; i < world_size; i++) {
         oh_flow *flow = &run->flows[i];
         onehop_result result = ONEHOP_OK;
         if (polls[i].revents & (POLLOUT | POLLHUP | POLLERR) || flow->throttled)
-            result = push(run, flow);
+            result = oh_flow_push(run, flow);
         if (!result && polls[i].revents & (POLLIN | POLLHUP | POLLERR | POLLNVAL))
             result = pull(run, flow, false);
         /* Ended, and all it ever sent is in the socket. */
@@ -330,47 +242,19 @@ static onehop_result run_to_end(oh_run *run) {
         if (events < 0) continue;
         onehop_result result = move(run, polls);
         if (result) return result;
-        if (late) return prepare_polls(run, polls, &throttled) ? missing(run) : ONEHOP_OK;
+        if (!events) oh_run_answer(run);
+        if (late && !prepare_polls(run, polls, &throttled)) return ONEHOP_OK;
+        if (late && !oh_run_ask(run)) return oh_run_missing(run);
+        if (late) deadline = oh_clock_ns() + OH_ANSWER_MS * 1000000ull;
         if (oh_wait_interrupted()) return oh_wait_ended("an exchange with all ranks");
     }
     return ONEHOP_OK;
 }
 
-/* All peers hear why this rank takes no further part, at once: they may wait for it, and its end
- * must not be taken for the cause. */
-static void say_last_word(oh_run *run, onehop_result result) {
-    const uint64_t until = oh_clock_ns() + OH_WORD_MS * 1000000ull;
-    oh_notice word = run->word;
-    char said[sizeof word.text];
-    snprintf(said, sizeof said, "%.487s", onehop_last_error());
-    if (!word.kind) {
-        word = (oh_notice){.magic = OH_NOTICE_MAGIC,
-                           .kind = OH_NOTICE_FAIL,
-                           .result = result,
-                           .origin = run->mesh->rank,
-                           .culprit = run->culprit};
-        memcpy(word.text, said, sizeof said);
-    }
-    if (result == ONEHOP_ERR_INTERRUPTED) { /* by its own hook; the peers are not interrupted */
-        word.result = ONEHOP_ERR_PEER_FAILED;
-        snprintf(word.text, sizeof word.text, "rank %d: %.470s", run->mesh->rank, said);
-    }
-    run->mesh->spoken = true;
-    for (int i = 0; i < run->mesh->world_size; i++) {
-        oh_flow *flow = &run->flows[i];
-        if (i == run->mesh->rank || i == word.culprit) continue;
-        while (flow->sent && flow->sent < run->total && !push(run, flow) &&
-               flow->sent < run->total && oh_clock_ns() < until)
-            oh_sleep_us(500);
-        if (flow->sent && flow->sent < run->total) continue;
-        while (!oh_mesh_send_notice(run->mesh, i, &word) && oh_clock_ns() < until) oh_sleep_us(500);
-    }
-    oh_error(result, "%s", said);
-}
-
 onehop_result oh_mesh_exchange(oh_mesh *mesh, const oh_exchange *what) {
     oh_run run = {
         .mesh = mesh, .what = what, .total = sizeof(oh_frame) + what->bytes, .culprit = -1};
+    atomic_store_explicit(&mesh->answered, 0, memory_order_relaxed);
     run.out = (oh_frame){.magic = OH_FRAME_MAGIC,
                          .sequence = ++mesh->sequence,
                          .bytes = what->bytes,
@@ -384,9 +268,10 @@ onehop_result oh_mesh_exchange(oh_mesh *mesh, const oh_exchange *what) {
         if (own != what->send) memmove(own, what->send, what->bytes);
     }
     onehop_result result = ONEHOP_OK;
-    for (int i = 0; !result && i < mesh->world_size; i++) result = push(&run, &run.flows[i]);
+    for (int i = 0; !result && i < mesh->world_size; i++)
+        result = oh_flow_push(&run, &run.flows[i]);
     if (!result) result = run_to_end(&run);
-    if (result) say_last_word(&run, result);
+    if (result) oh_run_say_last(&run, result);
     for (int i = 0; i < mesh->world_size; i++)
         while (run.flows[i].fd_count) close(run.flows[i].fds[--run.flows[i].fd_count]);
     return result;

@@ -255,10 +255,6 @@ bool oh_rendezvous_can_pass_fds(const onehop_group *group) {
     return group->can_pass_fds;
 }
 
-uint32_t oh_rendezvous_timeout_ms(const onehop_group *group) {
-    return group->timeout_ms;
-}
-
 void oh_rendezvous_set_timeout_ms(onehop_group *group, uint32_t timeout_ms) {
     group->timeout_ms = timeout_ms;
 }

@@ -69,10 +69,24 @@ onehop_result oh_mesh_system_error(int errno_value, int world_size, const char *
 
 /* ---- words ----------------------------------------------------------------------------------- */
 
+static ssize_t peek(int fd, void *buffer, size_t size) {
+    for (;;) {
+        ssize_t got = recv(fd, buffer, size, MSG_PEEK | MSG_DONTWAIT);
+        if (got >= 0 || errno != EINTR) return got;
+    }
+}
+
+static ssize_t send_now(int fd, const oh_notice *notice) {
+    for (;;) {
+        ssize_t sent = send(fd, notice, sizeof *notice, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent >= 0 || errno != EINTR) return sent;
+    }
+}
+
 bool oh_mesh_last_words(int fd, oh_notice *notice_out) {
     char unread[OH_LAST_BYTES];
     if (fd < 0) return false;
-    ssize_t got = recv(fd, unread, sizeof unread, MSG_PEEK | MSG_DONTWAIT);
+    ssize_t got = peek(fd, unread, sizeof unread);
     if (got < (ssize_t)sizeof *notice_out) return false;
     memcpy(notice_out, unread + got - sizeof *notice_out, sizeof *notice_out);
     notice_out->text[sizeof notice_out->text - 1] = 0;
@@ -92,8 +106,7 @@ bool oh_mesh_send_notice(oh_mesh *mesh, int rank, const oh_notice *notice) {
     pthread_mutex_lock(&mesh->send_lock);
     /* Whole or not at all: a stream socket of this family takes so little in one piece. */
     if (mesh->sockets[rank] >= 0 && !(mesh->cut >> rank & 1))
-        done = send(mesh->sockets[rank], notice, sizeof *notice, MSG_NOSIGNAL | MSG_DONTWAIT) > 0 ||
-               errno == EPIPE || errno == ECONNRESET;
+        done = send_now(mesh->sockets[rank], notice) > 0 || errno == EPIPE || errno == ECONNRESET;
     pthread_mutex_unlock(&mesh->send_lock);
     return done;
 }

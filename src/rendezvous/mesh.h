@@ -37,7 +37,10 @@
  *
  * After that the sockets carry frames (exchange.c) and show the end of a peer (liveness.c). A
  * notice may stand between two frames: FAIL is the last word of a rank whose exchange failed, LOST
- * a hint that a rank is gone, LEFT takes leave. Who goes without a word was killed. */
+ * a hint that a rank is gone, LEFT takes leave. Who goes without a word was killed.
+ *
+ * A rank whose time is over may miss several peers: one that is the cause and others that wait for
+ * it too. It asks them all (mesh_ask.c), and names those that do not answer. */
 #ifndef OH_MESH_H
 #define OH_MESH_H
 
@@ -56,6 +59,8 @@ typedef enum oh_notice_kind {
     OH_NOTICE_FAIL = 3,   /* result and sentence; from rank 0, while opening, it is the verdict */
     OH_NOTICE_LOST = 4,   /* the culprit has ended or left; what follows from that is not decided */
     OH_NOTICE_LEFT = 5,   /* I close my group */
+    OH_NOTICE_ASK = 6,    /* my time is over and I miss you: do you wait for somebody too? */
+    OH_NOTICE_HERE = 7,   /* the answer: I do */
 } oh_notice_kind;
 
 typedef struct oh_notice {
@@ -77,6 +82,7 @@ typedef struct oh_mesh {
     atomic_bool spoken;                   /* FAIL or LOST was said: no LEFT must hide it */
     atomic_uint named;                    /* ranks whose end is the cause, as peers have said */
     atomic_uint left;                     /* ranks that took leave */
+    atomic_uint answered;                 /* ranks whose question was, in this exchange */
     int sockets[ONEHOP_MAX_RANKS];        /* -1 for own */
     int pidfds[ONEHOP_MAX_RANKS];         /* -1 where the kernel or a sandbox refuses them */
     oh_id128 processes[ONEHOP_MAX_RANKS]; /* oh_process_id of each rank */
@@ -132,6 +138,15 @@ bool oh_mesh_send_notice(oh_mesh *mesh, int rank, const oh_notice *notice);
 /* Tells all peers that `culprit` is gone, if it is, so that none takes this rank's end for the
  * cause. Any thread, beside any call but close. */
 void oh_mesh_hint(oh_mesh *mesh, int culprit);
+
+/* mesh_ask.c. How long the answers are waited for: the asked look every OH_LOOK_MS. */
+#define OH_ANSWER_MS 150
+void oh_mesh_ask(oh_mesh *mesh, uint32_t ranks);
+/* Answers those of `ranks` that have asked. For a rank that waits, at every look. */
+void oh_mesh_answer(oh_mesh *mesh, uint32_t ranks);
+bool oh_mesh_is_asked(int fd);
+/* Whom to name of those that are missing, or all if all have answered or none was asked. */
+uint32_t oh_mesh_silent(uint32_t missing, uint32_t asked, uint32_t here);
 
 /* The notice that ends what lies unread in a socket; consumes nothing. False if there is none. */
 bool oh_mesh_last_words(int fd, oh_notice *notice_out);

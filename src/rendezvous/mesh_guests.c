@@ -50,11 +50,11 @@ static void accept_from(oh_opening *opening, int listener) {
         int fd = oh_fd_high(accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
         if (fd >= 0) {
             welcome(opening, fd);
-        } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-            oh_opening_fail_here(opening, oh_mesh_system_error(errno, opening->plan->world_size,
-                                                               "accept a connection"));
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
             return;
         } else if (errno != EINTR && errno != ECONNABORTED) {
+            oh_opening_fail_here(opening, oh_mesh_system_error(errno, opening->plan->world_size,
+                                                               "accept a connection"));
             return;
         }
     }
@@ -87,6 +87,9 @@ void oh_guest_serve(oh_opening *opening, oh_guest *guest) {
     const oh_hello *hello = &guest->hello;
     oh_read got = oh_mesh_read(guest->fd, &guest->hello, sizeof guest->hello, &guest->fill);
     if (got == OH_READ_PARTIAL) return;
+    if (got == OH_READ_FAILED)
+        oh_opening_fail_here(opening, oh_error_errno(ONEHOP_ERR_SYSTEM, errno,
+                                                     "cannot receive from a rank that connects"));
     int own = opening->plan->rank, rank = hello->rank;
     bool valid = got == OH_READ_COMPLETE && oh_mesh_valid_hello(opening, hello);
     if (valid && rank == own) meet_twin(opening, guest);
@@ -98,8 +101,7 @@ void oh_guest_serve(oh_opening *opening, oh_guest *guest) {
     guest->fd = -1;
     /* One that has gone after its hello: what it said, or that it said nothing, shows when it is
      * read. */
-    if (oh_mesh_write(fd, &opening->hello, sizeof opening->hello) || errno == EPIPE ||
-        errno == ECONNRESET) {
+    if (oh_mesh_write(fd, &opening->hello, sizeof opening->hello) || oh_mesh_is_end(errno)) {
         oh_link_join(opening, rank, fd, hello);
         return;
     }

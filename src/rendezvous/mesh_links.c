@@ -20,6 +20,12 @@ static void retry_later(oh_link *link) {
     link->retry_ns = oh_clock_ns() + link->backoff_us * 1000ull;
 }
 
+/* A system call of this rank failed; the peer may be well. */
+static void fail_for_call(oh_opening *opening, int error, const char *what, int rank) {
+    oh_opening_fail_here(opening,
+                         oh_error_errno(ONEHOP_ERR_SYSTEM, error, "cannot %s rank %d", what, rank));
+}
+
 void oh_link_connect(oh_opening *opening, int rank) {
     oh_link *link = &opening->links[rank];
     long user = -1, pid = 0;
@@ -29,14 +35,19 @@ void oh_link_connect(oh_opening *opening, int rank) {
             opening, oh_mesh_system_error(errno, opening->plan->world_size, "make a socket"));
         return;
     }
-    /* Refused: nobody listens yet. EAGAIN: its queue is full. */
     if (!oh_mesh_reach(opening->plan, rank, link->fd)) {
-        retry_later(link);
+        if (oh_mesh_is_absence(errno))
+            retry_later(link);
+        else
+            fail_for_call(opening, errno, "connect to", rank);
     } else if (!oh_mesh_same_user(link->fd, &user, &pid)) {
         oh_mesh_note_foreigner(opening, user);
         retry_later(link);
     } else if (!oh_mesh_write(link->fd, &opening->hello, sizeof opening->hello)) {
-        retry_later(link);
+        if (oh_mesh_is_end(errno))
+            retry_later(link);
+        else
+            fail_for_call(opening, errno, "send to", rank);
     } else {
         link->state = OH_LINK_GREETING;
         if (link->pidfd >= 0) close(link->pidfd);
@@ -136,6 +147,10 @@ static void take_notice(oh_opening *opening, int rank, const oh_notice *notice) 
         take_failure(opening, rank, notice);
     } else if (notice->magic == OH_NOTICE_MAGIC && notice->kind == OH_NOTICE_LOST) {
         oh_opening_fail_for_end(opening, notice->culprit);
+    } else if (notice->magic == OH_NOTICE_MAGIC && notice->kind == OH_NOTICE_ASK) {
+        oh_link_notify(opening, rank, OH_NOTICE_HERE);
+    } else if (notice->magic == OH_NOTICE_MAGIC && notice->kind == OH_NOTICE_HERE) {
+        opening->here |= 1u << rank;
     } else {
         snprintf(text, sizeof text, "rank %d sent something that is not onehop", rank);
         oh_opening_fail(opening, opening->plan->rank, ONEHOP_ERR_INTERNAL, text);
@@ -147,7 +162,9 @@ static void serve_greeting(oh_opening *opening, int rank, oh_link *link) {
     oh_read got = oh_mesh_read(link->fd, hello, sizeof *hello, &link->fill);
     if (got == OH_READ_PARTIAL) return;
     /* An end before the answer is the end of an earlier group of this name: try again. */
-    if (got != OH_READ_COMPLETE || !oh_mesh_valid_hello(opening, hello) || hello->rank != rank)
+    if (got == OH_READ_FAILED)
+        fail_for_call(opening, errno, "receive from", rank);
+    else if (got != OH_READ_COMPLETE || !oh_mesh_valid_hello(opening, hello) || hello->rank != rank)
         retry_later(link);
     else
         oh_link_join(opening, rank, link->fd, hello);
@@ -166,8 +183,7 @@ oh_read oh_link_serve(oh_opening *opening, int rank, bool peer_ended) {
         link->fill = 0;
         take_notice(opening, rank, notice);
     } else if (got == OH_READ_FAILED) {
-        oh_opening_fail_here(
-            opening, oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "cannot receive from rank %d", rank));
+        fail_for_call(opening, errno, "receive from", rank);
     } else if (got == OH_READ_ENDED || peer_ended) {
         oh_opening_fail_for_end(opening, rank);
     }
@@ -177,9 +193,8 @@ oh_read oh_link_serve(oh_opening *opening, int rank, bool peer_ended) {
 static bool send_notice(oh_opening *opening, int rank, const oh_notice *notice) {
     if (opening->links[rank].state != OH_LINK_MEMBER) return true;
     if (oh_mesh_write(opening->links[rank].fd, notice, sizeof *notice)) return true;
-    if (errno == EPIPE || errno == ECONNRESET) return true; /* shows when it is read from */
-    oh_opening_fail_here(opening,
-                         oh_error_errno(ONEHOP_ERR_SYSTEM, errno, "cannot send to rank %d", rank));
+    if (oh_mesh_is_end(errno)) return true; /* shows when it is read from */
+    fail_for_call(opening, errno, "send to", rank);
     return false;
 }
 
@@ -201,4 +216,12 @@ void oh_link_report(oh_opening *opening, int rank) {
         hint = last;
     opening->links[rank].told = true;
     send_notice(opening, 0, &hint);
+}
+
+void oh_links_answer(oh_opening *opening) {
+    for (int i = 1; i < opening->plan->world_size; i++) {
+        if (opening->answered >> i & 1 || !oh_mesh_is_asked(opening->links[i].fd)) continue;
+        opening->answered |= 1u << i;
+        oh_link_notify(opening, i, OH_NOTICE_HERE);
+    }
 }

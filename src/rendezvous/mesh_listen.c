@@ -71,6 +71,14 @@ bool oh_mesh_same_user(int fd, long *user_out, long *pid_out) {
     return peer.uid == geteuid();
 }
 
+bool oh_mesh_is_end(int error) {
+    return error == EPIPE || error == ECONNRESET;
+}
+
+bool oh_mesh_is_absence(int error) {
+    return error == ECONNREFUSED || error == EAGAIN || error == EINTR || oh_mesh_is_end(error);
+}
+
 oh_read oh_mesh_read(int fd, void *buffer, size_t size, size_t *fill) {
     while (*fill < size) {
         ssize_t got = recv(fd, (char *)buffer + *fill, size - *fill, MSG_DONTWAIT);
@@ -125,29 +133,41 @@ typedef struct oh_claim {
     long holder;     /* the process there, or the user if FOREIGN */
 } oh_claim;
 
-static void knock(const oh_opening *opening, oh_claim *claim) {
+/* The holder is of our user. False with errno: a call failed, and not by the holder's end. */
+static bool greet_holder(const oh_opening *opening, oh_claim *claim, int fd) {
     oh_hello hello;
     size_t fill = 0;
+    struct pollfd wait = {.fd = fd, .events = POLLIN};
+    if (!oh_mesh_write(fd, &opening->hello, sizeof opening->hello)) return oh_mesh_is_end(errno);
+    if (poll(&wait, 1, OH_KNOCK_MS) == 0) claim->answer = OH_KNOCK_SILENT;
+    oh_read got = oh_mesh_read(fd, &hello, sizeof hello, &fill);
+    if (got == OH_READ_COMPLETE && oh_mesh_valid_hello(opening, &hello))
+        claim->answer = OH_KNOCK_ANSWERED;
+    return got != OH_READ_FAILED;
+}
+
+static onehop_result knock(const oh_opening *opening, oh_claim *claim) {
     long user = -1, pid = 0;
+    bool done = true;
     int fd = oh_mesh_socket();
-    claim->answer = fd < 0 ? OH_KNOCK_SILENT : OH_KNOCK_FREE;
-    if (fd < 0) return;
-    if (!connect(fd, (const struct sockaddr *)&claim->address, claim->size)) {
-        if (!oh_mesh_same_user(fd, &user, &pid)) {
-            claim->holder = user;
-            claim->answer = OH_KNOCK_FOREIGN;
-        } else if (oh_mesh_write(fd, &opening->hello, sizeof opening->hello)) {
-            struct pollfd wait = {.fd = fd, .events = POLLIN};
-            claim->holder = pid;
-            if (poll(&wait, 1, OH_KNOCK_MS) == 0) claim->answer = OH_KNOCK_SILENT;
-            if (oh_mesh_read(fd, &hello, sizeof hello, &fill) == OH_READ_COMPLETE &&
-                oh_mesh_valid_hello(opening, &hello))
-                claim->answer = OH_KNOCK_ANSWERED;
-        }
-    } else if (errno == EAGAIN) {
-        claim->answer = OH_KNOCK_SILENT; /* its queue is full */
+    if (fd < 0) return oh_mesh_system_error(errno, opening->plan->world_size, "make a socket");
+    claim->answer = OH_KNOCK_FREE;
+    if (connect(fd, (const struct sockaddr *)&claim->address, claim->size)) {
+        done = oh_mesh_is_absence(errno);
+        if (errno == EAGAIN) claim->answer = OH_KNOCK_SILENT; /* its queue is full */
+    } else if (!oh_mesh_same_user(fd, &user, &pid)) {
+        claim->holder = user;
+        claim->answer = OH_KNOCK_FOREIGN;
+    } else {
+        claim->holder = pid;
+        done = greet_holder(opening, claim, fd);
     }
+    onehop_result result = done ? ONEHOP_OK
+                                : oh_error_errno(ONEHOP_ERR_SYSTEM, errno,
+                                                 "cannot ask who holds the socket name of rank %d",
+                                                 opening->plan->rank);
     close(fd);
+    return result;
 }
 
 /* One attempt. */
@@ -170,8 +190,7 @@ static onehop_result try_listen(const oh_opening *opening, uint64_t slot, oh_cla
     }
     if (claim->fd >= 0) return ONEHOP_OK;
     close(fd);
-    if (!result) knock(opening, claim);
-    return result;
+    return result ? result : knock(opening, claim);
 }
 
 /* Both twins word it alike. */

@@ -121,6 +121,8 @@ static void wait_and_serve(oh_opening *opening, uint64_t until_ns) {
     int events = oh_mesh_poll(polls, POLLS, oh_wait_poll_ms(until_ns > now ? until_ns - now : 0));
     if (events > 0)
         serve(opening, polls);
+    else if (events == 0 && opening->state == OH_READY && opening->plan->rank > 0)
+        oh_links_answer(opening);
     else if (events < 0 && errno != EINTR)
         oh_opening_fail_here(opening,
                              oh_mesh_system_error(errno, opening->plan->world_size, "poll"));
@@ -160,15 +162,37 @@ static void advance(oh_opening *opening) {
     if (opening->state == OH_READY && opening->plan->rank == 0) commit_if_all_ready(opening);
 }
 
+static uint32_t absent_ranks(const oh_opening *opening) {
+    uint32_t ranks = 0;
+    for (int i = 0; i < opening->plan->world_size; i++)
+        if (i != opening->plan->rank && opening->links[i].state != OH_LINK_MEMBER) ranks |= 1u << i;
+    return ranks;
+}
+
+static uint32_t unready_ranks(const oh_opening *opening) {
+    uint32_t ranks = 0;
+    for (int i = 1; i < opening->plan->world_size && opening->plan->rank == 0; i++)
+        if (!opening->links[i].ready) ranks |= 1u << i;
+    return opening->plan->rank ? 1u : ranks;
+}
+
+/* Who is not ready may wait for another. Who is absent waits for nobody: each connects by
+ * itself. */
+static bool ask_unready(oh_opening *opening) {
+    const uint32_t ranks = unready_ranks(opening);
+    if (opening->asked || absent_ranks(opening) || !(ranks & (ranks - 1))) return false;
+    opening->asked = ranks;
+    for (int i = 1; i < opening->plan->world_size; i++)
+        if (ranks >> i & 1) oh_link_notify(opening, i, OH_NOTICE_ASK);
+    opening->deadline_ns = oh_clock_ns() + OH_ANSWER_MS * 1000000ull;
+    return true;
+}
+
 static void fail_for_missing(oh_opening *opening) {
     const oh_mesh_plan *plan = opening->plan;
     char names[96], more[96] = "", text[sizeof opening->text];
-    uint32_t absent = 0, unready = 0;
-    for (int i = 0; i < plan->world_size; i++) {
-        if (i == plan->rank) continue;
-        if (opening->links[i].state != OH_LINK_MEMBER) absent |= 1u << i;
-        if (!opening->links[i].ready && (plan->rank == 0 || i == 0)) unready |= 1u << i;
-    }
+    const uint32_t absent = absent_ranks(opening);
+    const uint32_t unready = oh_mesh_silent(unready_ranks(opening), opening->asked, opening->here);
     oh_list_ranks(absent ? absent : unready, names, sizeof names);
     if (opening->foreign_user >= 0)
         snprintf(more, sizeof more, "; user %ld reached for their sockets", opening->foreign_user);
@@ -234,7 +258,7 @@ static onehop_result run(oh_opening *opening, oh_mesh *mesh_out) {
         advance(opening);
         hear_hook(opening);
         if (now >= end_ns(opening) &&
-            (opening->state == OH_GATHERING || opening->state == OH_READY))
+            (opening->state == OH_GATHERING || opening->state == OH_READY) && !ask_unready(opening))
             fail_for_missing(opening);
     }
     if (opening->state == OH_FAILED) return fail_all(opening);

@@ -89,6 +89,9 @@ typedef struct oh_opening {
     onehop_result result; /* of state FAILED */
     int origin, culprit;
     char text[488];
+    uint32_t asked;    /* rank 0: ranks that were not ready when the time was over */
+    uint32_t here;     /* those that have answered */
+    uint32_t answered; /* ranks whose question was */
     bool said_ready;
     bool verdict;      /* the failure is rank 0's word */
     long foreign_user; /* another user who holds or reaches our addresses; -1: none */
@@ -124,6 +127,10 @@ int oh_mesh_socket(void);
 bool oh_mesh_reach(const oh_mesh_plan *plan, int rank, int fd);
 bool oh_mesh_same_user(int fd, long *user_out, long *pid_out);
 oh_read oh_mesh_read(int fd, void *buffer, size_t size, size_t *fill);
+/* What an errno of a connection says: the peer is gone; nobody listens, or not yet (EAGAIN: a queue
+ * that is full). Any other is a failure of this rank. */
+bool oh_mesh_is_end(int error);
+bool oh_mesh_is_absence(int error);
 /* Whole, or false with errno: the peer is gone, or takes nothing for a second. */
 bool oh_mesh_write(int fd, const void *bytes, size_t size);
 bool oh_mesh_valid_hello(const oh_opening *opening, const oh_hello *hello);
@@ -156,5 +163,7 @@ oh_read oh_link_serve(oh_opening *opening, int rank, bool peer_ended);
 /* False, and the opening has failed, if the notice cannot be sent though the peer is there. */
 bool oh_link_notify(oh_opening *opening, int rank, oh_notice_kind kind);
 void oh_link_report(oh_opening *opening, int rank); /* a rank that is gone, to rank 0 */
+/* For a rank that is ready: peers that are in the open group already may ask, see mesh_ask.c. */
+void oh_links_answer(oh_opening *opening);
 
 #endif

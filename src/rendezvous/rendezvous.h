@@ -53,8 +53,7 @@ int oh_rendezvous_lost_peer(onehop_group *group);
  * thread, beside any call but close. */
 void oh_rendezvous_hint_lost(onehop_group *group, int culprit);
 
-/* How long collective calls on the group wait; set is local and not for use beside such a call. */
-uint32_t oh_rendezvous_timeout_ms(const onehop_group *group);
+/* How long collective calls on the group wait; local, and not for use beside such a call. */
 void oh_rendezvous_set_timeout_ms(onehop_group *group, uint32_t timeout_ms);
 
 #endif

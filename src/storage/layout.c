@@ -9,7 +9,7 @@
 
 /* Sizes that differ between the devices. Slot: all slots of both parities take at most push_total.
  * LL words take all-gathers of up to half of a source's place: on GPUs about what a link moves
- * while a flag behind plain stores would be on its way (measured, docs/tuning-log.md). */
+ * while a flag behind plain stores would be on its way (measured, docs/notes/tuning-log.md). */
 typedef struct defaults {
     size_t slot_max, push_total, ll_max, ll_total, pull_bytes;
     uint32_t max_blocks, max_registrations;

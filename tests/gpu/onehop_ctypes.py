@@ -31,7 +31,7 @@ class onehop_config(Structure):
 
 class onehop_call(Structure):
     _fields_ = [("struct_size", c_size_t), ("algorithm", c_int), ("source", c_int), ("blocks", c_uint32),
-                ("threads", c_uint32), ("row", c_uint32), ("reserved", c_uint32), ("prefetch", c_void_p),
+                ("threads", c_uint32), ("registration", c_uint32), ("reserved", c_uint32), ("prefetch", c_void_p),
                 ("prefetch_bytes", c_size_t)]
 
 

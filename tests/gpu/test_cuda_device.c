@@ -133,8 +133,8 @@ static void export_import(oh_device *device, uint32_t kinds, int socket) {
 
 /* ---- within this process --------------------------------------------------------------------- */
 
-/* By handle as a peer would, or directly: both find the one mapping. */
-static void share_within_process(oh_device *owner, bool by_handle) {
+/* By handle, as a peer would: that finds the one mapping there is. */
+static void share_within_process(oh_device *owner) {
     oh_device *reader;
     oh_mem mem, shared;
     oh_mem_handle handle;
@@ -142,12 +142,8 @@ static void share_within_process(oh_device *owner, bool by_handle) {
     OK(oh_cuda_device_open(oh_cuda_device_count() - 1, &reader));
     OK(owner->ops->mem_create(owner, SHARED_BYTES, 0, &mem));
     OK(owner->ops->fill(owner, mem.ptr, 0x11, mem.bytes));
-    if (by_handle) {
-        OK(owner->ops->mem_export(owner, &mem, &handle, &fd));
-        OK(reader->ops->mem_import(reader, &handle, fd, &shared));
-    } else {
-        OK(oh_cuda_mem_share(reader, &mem, &shared));
-    }
+    OK(owner->ops->mem_export(owner, &mem, &handle, &fd));
+    OK(reader->ops->mem_import(reader, &handle, fd, &shared));
     CHECK(shared.ptr == mem.ptr && shared.bytes == mem.bytes);
     OK(reader->ops->fill(reader, shared.ptr, 0x22, shared.bytes));
     CHECK(gpu_all(owner, mem.ptr, mem.bytes, 0x22));
@@ -209,7 +205,6 @@ static void errors(oh_device *device) {
     EXPECT(ONEHOP_ERR_MEMORY, device->ops->mem_create(device, (size_t)1 << 40, 0, &mem));
     EXPECT(ONEHOP_ERR_UNSUPPORTED, device->ops->mem_create(device, 4096, OH_HANDLE_IPC, &mem));
     EXPECT(ONEHOP_ERR_ARGUMENT, device->ops->mem_export(device, &mem, &handle, &fd));
-    EXPECT(ONEHOP_ERR_ARGUMENT, oh_cuda_mem_share(device, &mem, &mem));
     CHECK(mem.ptr == NULL);
 }
 
@@ -238,8 +233,8 @@ static void one_cycle(oh_device *device) {
     int fd;
     OK(oh_cuda_device_open(0, &second));
     OK(device->ops->mem_create(device, 8 << 20, 0, &mem));
-    OK(oh_cuda_mem_share(second, &mem, &shared));
     OK(device->ops->mem_export(device, &mem, &handle, &fd));
+    OK(second->ops->mem_import(second, &handle, fd, &shared));
     if (fd >= 0) close(fd);
     OK(device->ops->local_alloc(device, 1 << 20, &local));
     OK(device->ops->host_alloc(device, 4096, &host, &mapped));
@@ -295,8 +290,7 @@ int main(void) {
     CHECK(info.handle_kinds & OH_HANDLE_FD);
     export_import(device, OH_HANDLE_FD, pair[0]);
     if (info.handle_kinds & OH_HANDLE_FABRIC) export_import(device, OH_HANDLE_FABRIC, pair[0]);
-    share_within_process(device, false);
-    share_within_process(device, true);
+    share_within_process(device);
     local_and_host_memory(device);
     errors(device);
     no_leak(device);

@@ -25,10 +25,11 @@ static oh_device *device;
 static const oh_device_ops *ops;
 static oh_function functions[KERNELS];
 static void *words;
+static const void *images[2];
 
 /* ---- the image ------------------------------------------------------------------------------- */
 
-static void *read_image(const char *path, size_t *bytes_out) {
+static void *read_image(const char *path) {
     FILE *file = fopen(path, "rb");
     if (file == NULL) {
         fprintf(stderr, "%s: no such image; build it from tests/gpu/tiny_kernel.cu\n", path);
@@ -40,26 +41,26 @@ static void *read_image(const char *path, size_t *bytes_out) {
     void *image = malloc((size_t)size);
     CHECK(image != NULL && fread(image, 1, (size_t)size, file) == (size_t)size);
     fclose(file);
-    *bytes_out = (size_t)size;
     return image;
 }
 
-static void *find_image(int argc, char **argv, size_t *bytes_out) {
+static void *find_image(int argc, char **argv) {
     char path[4200] = "", self[4096] = "";
-    if (argc > 1) return read_image(argv[1], bytes_out);
+    if (argc > 1) return read_image(argv[1]);
     CHECK(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
     snprintf(path, sizeof path, "%s/tiny_kernel.fatbin", dirname(self));
-    return read_image(path, bytes_out);
+    return read_image(path);
 }
 
-static void load(const void *image, size_t bytes) {
+static void load(const void *image) {
     const oh_kernel missing = {"tiny_missing", NULL, 256}, spill = {"tiny_spill", NULL, 256};
     const oh_kernel wide = {"tiny_write", NULL, 512};
     oh_function none = {NULL, 0, 0, false, false};
     uint32_t resident = 0;
     EXPECT(ONEHOP_ERR_UNSUPPORTED,
            ops->load(device, kernels, KERNELS, functions)); /* no image yet */
-    oh_cuda_set_image(image, bytes);
+    images[0] = image;
+    oh_cuda_set_images(images);
     OK(ops->load(device, kernels, KERNELS, functions));
     OK(ops->load(device, kernels, KERNELS, functions)); /* from the loaded library */
     EXPECT(ONEHOP_ERR_INTERNAL, ops->load(device, &missing, 1, &none));
@@ -210,16 +211,15 @@ static void all_launches(void) {
 }
 
 int main(int argc, char **argv) {
-    size_t bytes = 0;
     alarm(120);
     gpu_begin();
-    void *image = find_image(argc, argv, &bytes);
+    void *image = find_image(argc, argv);
     for (int round = 0; round < 2; round++) { /* the second device object finds the image loaded */
         OK(oh_cuda_device_open(oh_cuda_device_count() - 1, &device));
         ops = device->ops;
         OK(ops->local_alloc(device, WORDS * 4, &words));
         if (round == 0)
-            load(image, bytes);
+            load(image);
         else
             OK(ops->load(device, kernels, KERNELS, functions));
         all_launches();

@@ -201,12 +201,20 @@ static void weak_loads(side *sides) {
     if (stuck) FAIL("%llu waits for an enter or exit word ran out", (unsigned long long)stuck);
 }
 
+/* As a peer of this process would: that finds the one mapping there is. */
+static void map_memory_of(const side *owner, side *reader) {
+    oh_mem_handle handle;
+    int fd;
+    CHECK_OK(owner->device->ops->mem_export(owner->device, &owner->memory, &handle, &fd));
+    CHECK_OK(reader->device->ops->mem_import(reader->device, &handle, fd, &reader->theirs));
+    if (fd >= 0) close(fd);
+}
+
 static void exchanges(int first, int second) {
     side sides[2];
     open_side(&sides[0], first);
     open_side(&sides[1], second);
-    for (int i = 0; i < 2; i++)
-        CHECK_OK(oh_cuda_mem_share(sides[i].device, &sides[1 - i].memory, &sides[i].theirs));
+    for (int i = 0; i < 2; i++) map_memory_of(&sides[1 - i], &sides[i]);
     printf("between GPU %d and GPU %d:\n", first, second);
     rearm_against_push(sides);
     weak_loads(sides);
@@ -217,8 +225,8 @@ static void ask(void *argument) {
     size_t bytes;
     side s;
     (void)argument;
-    const void *image = gpu_image("litmus", &bytes);
-    oh_cuda_set_image(image, bytes);
+    const void *images[] = {gpu_image("litmus", &bytes), NULL};
+    oh_cuda_set_images(images);
     open_side(&s, 0);
     if (s.functions[LAST].pdl) {
         for (uint32_t passes = 0; passes < 4; passes++) chain(&s, passes, 3000);

@@ -12,7 +12,7 @@
 /* labels: timeout=240 */
 #include "gpu_batch.h"
 
-#include "device/cuda/nccl.h"
+#include "device/nccl/nccl_api.h"
 
 #define LOOPS        16
 #define CALLS        4

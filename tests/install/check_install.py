@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Installs the build into a scratch prefix and uses it as a stranger would: compiles the header as C99,
 C11, C++11 and C++17 with -Wall -Wextra -pedantic -Werror, links through pkg-config and through
-find_package(onehop), runs what was linked, and looks at soname, exported symbols and needed libraries.
+find_package(onehop), runs what was linked, and looks at soname, exported symbols and needed libraries. Then
+it takes the source tree into another project, by add_subdirectory and by FetchContent, and looks for what leaks.
 
     check_install.py --build DIR [--cc CC] [--cmake CMAKE]
 """
@@ -15,6 +16,7 @@ import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+TREE = os.path.dirname(os.path.dirname(HERE))
 # What the library may need at run time: the C library and its parts.
 LIBC = re.compile(r"(libc|libm|libdl|libpthread|librt)\.so\.\d+|ld-linux.*\.so\.\d+")
 
@@ -65,6 +67,21 @@ def check_header(steps, cc, cxx, prefix):
             steps.skip(f"header as {standard}", "no C++ compiler")
 
 
+def declared_functions():
+    with open(f"{TREE}/include/onehop.h", encoding="utf-8") as file:
+        header = re.sub(r"/\*.*?\*/|^[ \t]*#(\\\n|[^\n])*$", "", file.read(), flags=re.DOTALL | re.MULTILINE)
+    return set(re.findall(r"ONEHOP_API\s[^;]*?\b(onehop_\w+)\(", header))
+
+
+def check_map(steps):
+    with open(f"{TREE}/src/onehop.map", encoding="utf-8") as file:
+        text = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.DOTALL)
+    listed, declared = re.findall(r"^\s*([^\s;:]+);", text, re.MULTILINE), declared_functions()
+    listed = {name for name in listed if name not in ("*", "}")}
+    steps.check("onehop.map lists every function of onehop.h", " ".join(sorted(declared - listed)))
+    steps.check("onehop.map lists nothing else", " ".join(sorted(listed - declared)))
+
+
 def check_library(steps, prefix):
     library = find_one(prefix, "libonehop.so")
     if not shutil.which("readelf") or not shutil.which("nm"):
@@ -80,9 +97,7 @@ def check_library(steps, prefix):
     symbols = {line.split()[-1] for line in output("nm", "-D", "--defined-only", library).splitlines()}
     exported = {s.split("@")[0] for s in symbols} - {"ONEHOP_0"}
     steps.check("every symbol has its version", " ".join(s for s in symbols if "@" not in s and s != "ONEHOP_0"))
-    with open(f"{prefix}/include/onehop.h", encoding="utf-8") as file:
-        header = re.sub(r"/\*.*?\*/|^[ \t]*#(\\\n|[^\n])*$", "", file.read(), flags=re.DOTALL | re.MULTILINE)
-    declared = set(re.findall(r"ONEHOP_API\s[^;]*?\b(onehop_\w+)\(", header))
+    declared = declared_functions()
     steps.check("every declared function is exported", " ".join(sorted(declared - exported)))
     steps.check("nothing else is exported", " ".join(sorted(exported - declared)))
 
@@ -112,6 +127,24 @@ def check_package(steps, cc, cmake, prefix, scratch):
         steps.run("run it", [f"{build}/consumer"])
 
 
+def check_parent(steps, cc, cmake, scratch):
+    """Without optimization, with few kernels and the host device alone: it is about the build, not about the library."""
+    for how, fetch in ("add_subdirectory", "OFF"), ("FetchContent", "ON"):
+        build = f"{scratch}/parent_{how}"
+        configure = [cmake, "-S", f"{HERE}/parent", "-B", build, f"-DONEHOP_TREE={TREE}", f"-DFETCH={fetch}",
+                     f"-DCMAKE_C_COMPILER={cc}", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_C_FLAGS=-DOH_FEW_INSTANCES",
+                     "-DONEHOP_CUDA=OFF"]
+        if not steps.run(f"{how}: nothing leaks", configure) or fetch == "ON":
+            continue
+        if steps.run(f"{how}: all of it builds", [cmake, "--build", build, "--parallel", "2"]):
+            steps.run("run it", [f"{build}/bin/consumer"])
+            tests = output("ctest", "--test-dir", build, "-N")
+            steps.check("no tests came along", "" if "Total Tests: 0" in tests else tests)
+            steps.run("install it", [cmake, "--install", build, "--prefix", f"{build}/prefix"])
+            steps.check("nothing was installed", " ".join(os.listdir(f"{build}/prefix"))
+                        if os.path.exists(f"{build}/prefix") else "")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", required=True)
@@ -121,6 +154,7 @@ def main():
     cxx = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
 
     steps = Steps()
+    check_map(steps)
     with tempfile.TemporaryDirectory(prefix="onehop-install-") as scratch:
         # Installed in one place and moved to another: nothing may depend on where it was put.
         first, prefix = f"{scratch}/first", f"{scratch}/prefix"
@@ -132,6 +166,7 @@ def main():
             check_library(steps, prefix)
             check_pkg_config(steps, args.cc, prefix, scratch)
             check_package(steps, args.cc, args.cmake, prefix, scratch)
+            check_parent(steps, args.cc, args.cmake, scratch)
             command = f"{prefix}/bin/onehop"
             if os.path.exists(command):
                 steps.run("the installed command runs", [command, "--help"])

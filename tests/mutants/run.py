@@ -1,6 +1,6 @@
 """Builds the lane tests against altered protocol sources and requires that each alteration is noticed.
 
-run.py [--cc CC] [--repeat N] [--only TEXT] [--keep DIR]
+run.py [--cc CC] [--repeat N] [--only TEXT] [--share N] [--keep DIR]
 
 A mutant is killed when its program exits with an error, by a wrong result, a deadline or a signal, or does not end
 within its time. The unaltered sources must pass the same programs first. Sources are found through the environment
@@ -8,9 +8,9 @@ variable ONEHOP_SOURCE_DIR or the place of this file; nothing outside a temporar
 """
 import argparse
 import concurrent.futures
+import hashlib
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +31,18 @@ SHARED = ["src/base/*.c", "src/device/host/host_run.c", "src/device/host/vector.
 
 def run(command, **options):
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+
+
+def number_of_tree():
+    """Of the commit, or where there is no git of the sources: the same tree tries the same mutants everywhere."""
+    try:
+        head = run(["git", "-C", ROOT, "rev-parse", "HEAD"])
+        if head.returncode == 0:
+            return int(head.stdout, 16)
+    except OSError:
+        pass
+    text = b"".join(path.read_bytes() for path in sorted((ROOT / "src").rglob("*.[ch]")))
+    return int(hashlib.sha256(text).hexdigest(), 16)
 
 
 def compile_or_stop(command):
@@ -67,13 +79,6 @@ def build(cc, program, source, objects, target):
     return target
 
 
-def pattern_of(old):
-    """`old` wherever its lines are broken: tokens, with any white space between them."""
-    tokens = re.findall(r"\w+|[^\w\s]", old)
-    return re.compile(r"\s*".join([r"\b" * tokens[0][0].isalnum() + re.escape(tokens[0])] +
-                                  [re.escape(token) for token in tokens[1:]]))
-
-
 def alter(row, work):
     """A copy of src/kernels with the one edit; the rest of src is reached by a second include path."""
     name, _, file, old, new, _ = row
@@ -83,11 +88,10 @@ def alter(row, work):
         (source / layer).symlink_to(ROOT / "src" / layer)
     path = source / file
     text = path.read_text()
-    found = list(pattern_of(old).finditer(text))
-    if len(found) != 1:
-        sys.exit(f"mutant '{name}': its text is found {len(found)} times in src/{file}, expected once; "
+    if text.count(old) != 1:
+        sys.exit(f"mutant '{name}': its text is found {text.count(old)} times in src/{file}, expected once; "
                  f"bring tests/mutants/mutants.py up to date:\n{old}")
-    path.write_text(text[:found[0].start()] + new + text[found[0].end():])
+    path.write_text(text.replace(old, new))
     return source
 
 
@@ -119,7 +123,7 @@ def main():
     options.add_argument("--repeat", type=int, default=1)
     options.add_argument("--only", default="")
     options.add_argument("--keep", default="")
-    options.add_argument("--share", type=int, default=1, help="one row of so many, others on other days: for time")
+    options.add_argument("--share", type=int, default=1, help="one row of so many, which the commit chooses: for time")
     given = options.parse_args()
     work = pathlib.Path(given.keep or tempfile.mkdtemp(prefix="onehop-mutants-"))
     try:
@@ -127,7 +131,7 @@ def main():
         objects = build_shared(given.cc, work)
         rows = [row for row in MUTANTS if given.only in row[0]]
         if given.share > 1:
-            rows = rows[int(time.time()) // 86400 % given.share::given.share]
+            rows = rows[number_of_tree() % given.share::given.share]
         for program in (program for program in (LANES, PATHS, PULLS, PARTS, FUSED, DIRECTS) if program in {row[1] for row in rows}):
             binary = build(given.cc, program, ROOT / "src", objects, work / program)
             for _ in range(given.repeat):

@@ -1,5 +1,4 @@
-/* Inside the CUDA device: what its files share. The layers above see device.h, plus the calls under
- * "for the layers above".
+/* Inside the CUDA device: what its files share. The layers above see device.h.
  *
  * Manners towards the program we live in:
  *   - The primary context is pushed only if it is not current, and popped on every path, errors
@@ -15,14 +14,6 @@
 #include "device/cuda/driver_api.h"
 
 #include <stdatomic.h>
-
-/* ---- for the layers above -------------------------------------------------------------------- */
-
-/* Memory of another rank of this process, for this rank's device: adds a reference to the one
- * mapping there is and lets this device read and write it. `out` is released like any other; the
- * last release frees. mem_import does the same by itself when it is given a handle that this
- * process exported. */
-onehop_result oh_cuda_mem_share(oh_device *, const oh_mem *, oh_mem *out);
 
 /* ---- the driver ------------------------------------------------------------------------------ */
 

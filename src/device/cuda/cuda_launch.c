@@ -1,6 +1,6 @@
-/* Kernels: the embedded image, the functions made from it, and the launch.
+/* Kernels: the embedded images, the functions made from them, and the launch.
  *
- * The image is loaded once per process (a CUlibrary belongs to no context) and stays loaded:
+ * The images are loaded once per process (a CUlibrary belongs to no context) and stay loaded:
  * unloading waits for the GPU, and a destroy must not wait for anybody. Every function is loaded
  * completely when it is made, because lazy loading at the first launch waits for the GPU too, and
  * beside a kernel that spins for this very launch it would wait for ever. */
@@ -9,18 +9,21 @@
 #include <pthread.h>
 #include <string.h>
 
+typedef struct libraries {
+    oh_cu_library list[OH_CUDA_IMAGES];
+    size_t count;
+} libraries;
+
 static struct {
     pthread_mutex_t lock;
-    const void *image; /* as set */
-    size_t bytes;
-    const void *loaded; /* the image `library` was made from; NULL: none */
-    oh_cu_library library;
+    const void *const *images; /* as set */
+    const void *const *loaded; /* the images `libraries` were made from; NULL: none */
+    libraries libraries;
 } image_state = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-void oh_cuda_set_image(const void *image, size_t size) {
+void oh_cuda_set_images(const void *const *images) {
     pthread_mutex_lock(&image_state.lock);
-    image_state.image = image;
-    image_state.bytes = size;
+    image_state.images = images;
     pthread_mutex_unlock(&image_state.lock);
 }
 
@@ -35,38 +38,45 @@ static onehop_result load_error(const oh_cuda_device *device, oh_cu_result resul
                                 device->ordinal, device->capability);
     if (result == OH_CU_NOT_FOUND)
         return oh_cuda_error_as(ONEHOP_ERR_INTERNAL, result, call,
-                                "looking for %s: it is not in the image", name);
+                                "looking for %s: it is in no image", name);
     return oh_cuda_error(result, call, "loading %s on GPU %d", name, device->ordinal);
 }
 
-/* Holds the lock while the driver loads: a second rank waits and finds it done. An image that was
- * replaced stays loaded, since functions made from it may be in use. */
-static onehop_result library_of(const oh_cuda_device *device, oh_cu_library *out) {
+/* Under the lock. */
+static onehop_result load_images(const oh_cuda_device *device) {
+    libraries made = {.count = 0};
+    for (; image_state.images[made.count]; made.count++) {
+        oh_cu_result result = oh_cu.cuLibraryLoadData(
+            &made.list[made.count], image_state.images[made.count], NULL, NULL, 0, NULL, NULL, 0);
+        if (result != OH_CU_SUCCESS)
+            return load_error(device, result, "cuLibraryLoadData", "the kernels");
+    }
+    image_state.libraries = made;
+    image_state.loaded = image_state.images;
+    return ONEHOP_OK;
+}
+
+/* Holds the lock while the driver loads: a second rank waits and finds it done. Images that were
+ * replaced stay loaded, since functions made from them may be in use. */
+static onehop_result get_libraries(const oh_cuda_device *device, libraries *out) {
     onehop_result error = ONEHOP_OK;
     pthread_mutex_lock(&image_state.lock);
-    if (image_state.image == NULL || image_state.bytes == 0) {
+    if (image_state.images == NULL || image_state.images[0] == NULL)
         error = oh_error(ONEHOP_ERR_UNSUPPORTED, "this build of onehop contains no GPU kernels");
-    } else if (image_state.loaded != image_state.image) {
-        oh_cu_library library = NULL;
-        oh_cu_result result =
-            oh_cu.cuLibraryLoadData(&library, image_state.image, NULL, NULL, 0, NULL, NULL, 0);
-        if (result != OH_CU_SUCCESS) {
-            error = load_error(device, result, "cuLibraryLoadData", "the kernels");
-        } else {
-            image_state.library = library;
-            image_state.loaded = image_state.image;
-        }
-    }
-    *out = image_state.library;
+    else if (image_state.loaded != image_state.images)
+        error = load_images(device);
+    *out = image_state.libraries;
     pthread_mutex_unlock(&image_state.lock);
     return error;
 }
 
-static onehop_result get_function(const oh_cuda_device *device, oh_cu_library library,
+static onehop_result get_function(const oh_cuda_device *device, const libraries *from,
                                   const char *name, oh_cu_function *out) {
     oh_cu_kernel kernel = NULL;
     const char *call = "cuLibraryGetKernel";
-    oh_cu_result result = oh_cu.cuLibraryGetKernel(&kernel, library, name);
+    oh_cu_result result = OH_CU_NOT_FOUND;
+    for (size_t i = 0; i < from->count && result == OH_CU_NOT_FOUND; i++)
+        result = oh_cu.cuLibraryGetKernel(&kernel, from->list[i], name);
     if (result == OH_CU_SUCCESS) {
         call = "cuKernelGetFunction";
         result = oh_cu.cuKernelGetFunction(out, kernel);
@@ -105,12 +115,12 @@ static onehop_result get_attributes(const oh_cuda_device *device, const oh_kerne
 }
 
 /* Within a scope. */
-static onehop_result load_one(const oh_cuda_device *device, oh_cu_library library,
+static onehop_result load_one(const oh_cuda_device *device, const libraries *from,
                               const oh_kernel *kernel, oh_function *out) {
     oh_cu_function function = NULL;
     struct attributes has;
     memset(&has, 0, sizeof has);
-    onehop_result error = get_function(device, library, kernel->name, &function);
+    onehop_result error = get_function(device, from, kernel->name, &function);
     if (error == ONEHOP_OK) error = get_attributes(device, kernel, function, &has);
     if (error != ONEHOP_OK) return error;
     /* Local memory is a spill, and its allocation at a first launch waits for the GPU. */
@@ -134,13 +144,13 @@ static onehop_result load_one(const oh_cuda_device *device, oh_cu_library librar
 onehop_result oh_cuda_load(oh_device *base, const oh_kernel *kernels, size_t count,
                            oh_function *out) {
     oh_cuda_device *device = oh_cuda_of(base);
-    oh_cu_library library = NULL;
+    libraries all;
     oh_cuda_scope scope;
     onehop_result error = oh_cuda_enter(device, &scope);
     if (error != ONEHOP_OK) return error;
-    error = library_of(device, &library);
+    error = get_libraries(device, &all);
     for (size_t i = 0; error == ONEHOP_OK && i < count; i++)
-        error = load_one(device, library, &kernels[i], &out[i]);
+        error = load_one(device, &all, &kernels[i], &out[i]);
     oh_cuda_leave(&scope);
     return error;
 }
@@ -163,7 +173,7 @@ onehop_result oh_cuda_take_kernel(oh_device *base, oh_cu_library library, const 
     oh_cuda_scope scope;
     onehop_result error = oh_cuda_enter(device, &scope);
     if (error != ONEHOP_OK) return error;
-    error = load_one(device, library, kernel, out);
+    error = load_one(device, &(libraries){{library}, 1}, kernel, out);
     oh_cuda_leave(&scope);
     return error;
 }

@@ -344,21 +344,6 @@ onehop_result oh_cuda_mem_import(oh_device *base, const oh_mem_handle *handle, i
     return error;
 }
 
-onehop_result oh_cuda_mem_share(oh_device *base, const oh_mem *mem, oh_mem *out) {
-    oh_cuda_scope scope;
-    memory *m = mem->owner;
-    if (m == NULL || m->head.foreign)
-        return oh_error(ONEHOP_ERR_ARGUMENT, "memory that is not mapped was to be shared");
-    onehop_result error = oh_cuda_enter(oh_cuda_of(base), &scope);
-    if (error != ONEHOP_OK) return error;
-    pthread_mutex_lock(&own.lock);
-    m->references++;
-    pthread_mutex_unlock(&own.lock);
-    error = share_here(oh_cuda_of(base), m, out);
-    oh_cuda_leave(&scope);
-    return error;
-}
-
 void oh_cuda_mem_release(oh_device *base, oh_mem *mem) {
     oh_cuda_scope scope;
     memory *m = mem->owner;

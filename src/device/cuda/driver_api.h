@@ -70,6 +70,7 @@ typedef struct oh_cu_graph_edge_st oh_cu_graph_edge; /* only ever passed as NULL
     X(OH_CU_DEVICE_FD, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 103)       \
     X(OH_CU_DEVICE_FABRIC, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, 128)                  \
     X(OH_CU_DEVICE_MULTICAST, CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, 132)                        \
+    X(OH_CU_DEVICE_MPS, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, 133)                                      \
     X(OH_CU_MULTICAST_GRANULARITY_MINIMUM, CU_MULTICAST_GRANULARITY_MINIMUM, 0)                    \
     X(OH_CU_P2P_RANK, CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK, 1)                                 \
     X(OH_CU_P2P_ACCESS, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 2)                               \

@@ -122,3 +122,12 @@ onehop_result oh_cuda_build(oh_device *device, const oh_program *program, const 
     }
     return result ? result : oh_cuda_take_kernel(device, library, kernel, out);
 }
+
+onehop_result oh_cuda_try_build(const oh_program *program, uint32_t arch) {
+    oh_digest key;
+    oh_jit_image image = {NULL, 0};
+    onehop_result result = oh_jit_name(program, arch, 0, &key);
+    if (!result) result = oh_jit_get(program, arch, &key, &image);
+    free(image.bytes);
+    return result;
+}

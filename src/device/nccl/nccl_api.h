@@ -1,13 +1,9 @@
-/* NCCL, opened at run time: for the hand-over of long messages, and for tools that time it. What is
- * declared here is its published interface, version 2. The environment it reads is not touched. */
-#ifndef OH_NCCL_H
-#define OH_NCCL_H
+/* NCCL's own functions, for nccl.c and for tools that time them. What is declared here is its
+ * published interface, version 2. */
+#ifndef OH_NCCL_API_H
+#define OH_NCCL_API_H
 
-#include "device/device.h"
-
-typedef struct oh_nccl_id {
-    char bytes[128];
-} oh_nccl_id;
+#include "device/nccl/nccl.h"
 
 /* X(exported name, parameters); all return 0 for success. */
 #define OH_NCCL_FUNCTIONS(X)                                                                       \
@@ -40,10 +36,6 @@ typedef struct oh_nccl_table {
 /* Valid once oh_nccl_open has succeeded. */
 extern oh_nccl_table oh_nccl;
 
-/* Opens the library, once per process: `path`, else ONEHOP_NCCL_LIB, else libnccl.so.2. Later calls
- * take the one that is open, whatever they name. UNSUPPORTED, with the reason. */
-onehop_result oh_nccl_open(const char *path);
-
 /* OK for 0, else DRIVER with NCCL's own text. */
 onehop_result oh_nccl_check(int result, const char *call);
 
@@ -53,16 +45,5 @@ enum {
 
 /* NCCL's number for a data type. */
 int oh_nccl_type(onehop_dtype dtype);
-
-/* A communicator on a CUDA device. Collective: returns when all ranks have called it, and NCCL
- * alone decides how long that may take. */
-onehop_result oh_nccl_connect(oh_device *device, const oh_nccl_id *id, int rank, int world,
-                              void **comm_out);
-/* With `dead` at once; else NCCL may wait for the peers to do the same. */
-void oh_nccl_disconnect(oh_device *device, void *comm, bool dead);
-
-/* A sum in stream order; may be captured. */
-onehop_result oh_nccl_all_reduce(oh_device *device, void *comm, const void *in, void *out,
-                                 size_t count, onehop_dtype dtype, onehop_stream stream);
 
 #endif

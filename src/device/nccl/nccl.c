@@ -1,6 +1,6 @@
-/* See nccl.h. NCCL works on the device that is current in the calling thread: every call of it runs
- * with the rank's primary context pushed. */
-#include "device/cuda/nccl.h"
+/* See nccl.h and nccl_api.h. NCCL works on the device that is current in the calling thread: every
+ * call of it runs with the rank's primary context pushed. */
+#include "device/nccl/nccl_api.h"
 
 #include "device/cuda/cuda_device.h"
 
@@ -75,6 +75,10 @@ int oh_nccl_type(onehop_dtype dtype) {
     return dtype == ONEHOP_FLOAT32   ? NCCL_FLOAT32
            : dtype == ONEHOP_FLOAT16 ? NCCL_FLOAT16
                                      : NCCL_BFLOAT16;
+}
+
+onehop_result oh_nccl_make_id(oh_nccl_id *out) {
+    return oh_nccl_check(oh_nccl.ncclGetUniqueId(out), "ncclGetUniqueId");
 }
 
 onehop_result oh_nccl_connect(oh_device *device, const oh_nccl_id *id, int rank, int world,
