@@ -318,7 +318,7 @@ static void windows_of_multicast(void) {
     multicast = true;
     init_text(&d, text, 90, 2, false);
     multicast = false;
-    CHECK_INT(3, d.row_count);
+    CHECK_INT(3, d.rule_count);
     plan = choose(&d, 1024, ONEHOP_MODE_EAGER, true, NULL);
     CHECK_INT(ONEHOP_SOURCE_MULTICAST, plan.choice.source);
     CHECK_INT(ONEHOP_1SHOT_PULL, plan.choice.algorithm);
@@ -336,7 +336,7 @@ static void windows_of_multicast(void) {
     plan = choose(&d, 64, ONEHOP_MODE_EAGER, false, &call);
     CHECK_INT(oh_kernel_find_multicast(ONEHOP_2SHOT_PULL, ONEHOP_BFLOAT16), plan.kernel);
     init_text(&d, text, 90, 2, false);
-    CHECK_INT(1, d.row_count);
+    CHECK_INT(1, d.rule_count);
     const oh_question q = {64,  ONEHOP_BFLOAT16, ONEHOP_MODE_EAGER, false, &call, ONEHOP_ALL_REDUCE,
                            NULL};
     CHECK_RESULT(ONEHOP_ERR_ALGORITHM, oh_dispatch_choose(&d, &q, &plan));
@@ -785,7 +785,7 @@ static size_t list_edges(const onehop_context *ctx, edge_call *calls, size_t *ro
     const oh_dispatch *d = &ctx->comm->dispatch;
     const size_t step = onehop_world_size(ctx) > 3 ? 3 : 1;
     size_t n = 0, used = EDGE_GUARD;
-    for (size_t i = 0; i < 2 * d->row_count; i++) {
+    for (size_t i = 0; i < 2 * d->rule_count; i++) {
         const uint64_t bound = i % 2 ? d->rules[i / 2].above : d->rules[i / 2].up_to;
         if (d->rules[i / 2].operation != OH_PLAIN) continue;
         for (size_t k = 0; bound && bound < EDGE_MAX - 4 && k < 18; k++) {

@@ -36,7 +36,7 @@ typedef struct perf_plan {
     perf_layout layout;
     int world_size;
     int ranks_per_device;
-    bool mps; /* processes share GPUs through the driver's MPS daemon */
+    bool mps;     /* processes share GPUs through the driver's MPS daemon */
     int devices;  /* GPUs that this process sees */
     int env_rank; /* >= 0: this process is one rank, started by a launcher */
     int env_local_rank;

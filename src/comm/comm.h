@@ -62,7 +62,7 @@ struct onehop_comm {
 
 /* What a fused operation adds to a request. */
 typedef struct oh_fused {
-    oh_rows registrations;
+    oh_rows rows;
     oh_args *args; /* begun with the communicator's; all that follows from the plan is still to be
                     * set */
     size_t args_bytes;

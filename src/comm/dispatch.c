@@ -21,7 +21,7 @@ static size_t slot_for(const oh_dispatch *d, const oh_tuning_rule *rule, size_t 
  * the bounds of rules, which belong to the piece below them. */
 static void find_longest(const oh_dispatch *d, size_t max, size_t *push_out, size_t *pull_out) {
     *push_out = *pull_out = 0;
-    for (size_t i = 0; i < 4 * d->row_count; i++) {
+    for (size_t i = 0; i < 4 * d->rule_count; i++) {
         const oh_tuning_rule *bound = &d->rules[i / 4];
         oh_question q = {i & 1 ? bound->above : bound->up_to,
                          ONEHOP_FLOAT32,
@@ -66,7 +66,7 @@ static const oh_tuning_rule *grid_from_table(const oh_dispatch *d, const oh_ques
                                              onehop_choice *choice) {
     uint32_t blocks = HOST_GPU_SHAPED_BLOCKS, threads = 1;
     if (!rule) rule = oh_rule_for(d, q, choice->algorithm);
-    for (size_t i = 0; !rule && i < d->row_count && d->kind == ONEHOP_DEVICE_CUDA; i++)
+    for (size_t i = 0; !rule && i < d->rule_count && d->kind == ONEHOP_DEVICE_CUDA; i++)
         if (d->rules[i].blocks && !oh_rule_misses(&d->rules[i], q)) rule = &d->rules[i];
     if (rule) {
         blocks = rule->blocks;
@@ -84,7 +84,7 @@ static void narrow_to_rows(const oh_dispatch *d, const oh_question *q, uint32_t 
     const uint32_t ranks = choice->algorithm == ONEHOP_2SHOT_PUSH ? (uint32_t)d->world : 1;
     if (!oh_is_host_path(choice->algorithm))
         choice->blocks = min(choice->blocks, (chunk_rows + ranks - 1) / ranks + 1);
-    if (d->kind == ONEHOP_DEVICE_CUDA) choice->threads = q->rules->threads;
+    if (d->kind == ONEHOP_DEVICE_CUDA) choice->threads = q->rows->threads;
 }
 
 static onehop_result choose_grid(const oh_dispatch *d, const oh_question *q,
@@ -93,7 +93,7 @@ static onehop_result choose_grid(const oh_dispatch *d, const oh_question *q,
     onehop_choice *choice = &plan->choice;
     const uint32_t bound = d->bounds[choice->algorithm][q->dtype];
     plan->rule = grid_from_table(d, q, rule, bound, choice);
-    if (q->rules) narrow_to_rows(d, q, plan->chunk_rows, choice);
+    if (q->rows) narrow_to_rows(d, q, plan->chunk_rows, choice);
     if (!call || (!call->blocks && !call->threads)) return ONEHOP_OK;
     const char *name = onehop_algorithm_name(choice->algorithm);
     const uint32_t low = oh_algorithm_of(choice->algorithm)->min_blocks;
@@ -102,8 +102,8 @@ static onehop_result choose_grid(const oh_dispatch *d, const oh_question *q,
         return oh_error(ONEHOP_ERR_ALGORITHM, "%s takes %u..%u blocks here, found %u", name, low,
                         high, call->blocks);
     const bool host = d->kind == ONEHOP_DEVICE_HOST;
-    const uint32_t fewest = host ? 1 : q->rules ? choice->threads : 32;
-    const uint32_t max = host ? 1 : q->rules ? choice->threads : bound;
+    const uint32_t fewest = host ? 1 : q->rows ? choice->threads : 32;
+    const uint32_t max = host ? 1 : q->rows ? choice->threads : bound;
     if (call->threads && (call->threads < fewest || call->threads > max || call->threads % fewest))
         return oh_error(ONEHOP_ERR_ALGORITHM,
                         "%s takes %u..%u threads a block here, in multiples of %u, found %u", name,
@@ -120,7 +120,7 @@ static onehop_result choose_source(const oh_dispatch *d, const oh_question *q,
                                    const oh_tuning_rule *rule, onehop_choice *choice) {
     const onehop_source named = q->call ? q->call->source : ONEHOP_SOURCE_NONE;
     const bool pull = oh_is_pull(choice->algorithm);
-    const bool rules = q->mode == ONEHOP_MODE_GRAPH;
+    const bool registers = q->mode == ONEHOP_MODE_GRAPH;
     const bool safe = choice->algorithm != ONEHOP_1SHOT_PULL || !q->in_place;
     if (!pull) {
         choice->source = ONEHOP_SOURCE_NONE;
@@ -128,11 +128,11 @@ static onehop_result choose_source(const oh_dispatch *d, const oh_question *q,
         return oh_error(ONEHOP_ERR_ALGORITHM, "source %s belongs to pull algorithms; %s has none",
                         onehop_source_name(named), onehop_algorithm_name(choice->algorithm));
     }
-    choice->source = named           ? named
-                     : rule          ? (onehop_source)rule->source
-                     : rules && safe ? ONEHOP_SOURCE_GRAPH
-                                     : ONEHOP_SOURCE_WORKSPACE;
-    if (choice->source == ONEHOP_SOURCE_GRAPH && !rules)
+    choice->source = named               ? named
+                     : rule              ? (onehop_source)rule->source
+                     : registers && safe ? ONEHOP_SOURCE_GRAPH
+                                         : ONEHOP_SOURCE_WORKSPACE;
+    if (choice->source == ONEHOP_SOURCE_GRAPH && !registers)
         return oh_error(ONEHOP_ERR_ALGORITHM,
                         "source graph needs a call that is captured between onehop_capture_begin "
                         "and _end, or a rule; this call is eager");
@@ -181,11 +181,11 @@ onehop_result oh_dispatch_init(oh_dispatch *d, const oh_dispatch_group *group,
         }
     for (size_t i = 0; i < tuning->count; i++) {
         if (!group_can_use(d, group, &tuning->rules[i])) continue;
-        if (d->row_count == OH_DISPATCH_RULES)
+        if (d->rule_count == OH_DISPATCH_RULES)
             return oh_error(ONEHOP_ERR_ENVIRONMENT,
                             "%s: the tables have more than %d rules for this device and %d ranks",
                             oh_env_describe(OH_ENV_TUNING)->name, OH_DISPATCH_RULES, d->world);
-        d->rules[d->row_count++] = tuning->rules[i];
+        d->rules[d->rule_count++] = tuning->rules[i];
     }
     return ONEHOP_OK;
 }
@@ -235,13 +235,13 @@ static onehop_result refuse_kernel(const oh_dispatch *d, const oh_question *q,
 /* A shape that the algorithm cannot serve. */
 static onehop_result refuse_shape(const oh_dispatch *d, const oh_question *q, onehop_algorithm a,
                                   const char *why) {
-    if (!q->rules)
+    if (!q->rows)
         return oh_error(ONEHOP_ERR_ALGORITHM, "%s takes up to %zu bytes a rank here, found %zu",
                         onehop_algorithm_name(a), (size_t)d->regions.ll_bytes / 2, q->bytes);
     return oh_error(oh_is_host_path(a) ? ONEHOP_ERR_ALGORITHM : ONEHOP_ERR_TOO_LARGE,
                     "%s by %s: %s: %zu bytes, slots have %zu; see push_bytes and pull_bytes",
-                    oh_operation_name(q->rules->operation), onehop_algorithm_name(a), why,
-                    q->rules->bytes, (size_t)d->regions.slot_bytes);
+                    oh_operation_name(q->rows->operation), onehop_algorithm_name(a), why,
+                    q->rows->bytes, (size_t)d->regions.slot_bytes);
 }
 
 /* The algorithm that the caller names, or that of the first rule that serves. */
@@ -261,18 +261,18 @@ static onehop_result choose_algorithm(const oh_dispatch *d, const oh_question *q
         *out = (*row_out)->algorithm;
         return ONEHOP_OK;
     }
-    const char *why = q->rules ? oh_shape_lacks(d, ONEHOP_1SHOT_PUSH, q) : NULL;
+    const char *why = q->rows ? oh_shape_lacks(d, ONEHOP_1SHOT_PUSH, q) : NULL;
     if (why) return refuse_shape(d, q, ONEHOP_1SHOT_PUSH, why);
     return oh_error(ONEHOP_ERR_INTERNAL, "no rule of the tables serves %s of %zu bytes",
-                    q->rules ? oh_operation_name(q->rules->operation)
-                             : onehop_collective_name(q->collective),
+                    q->rows ? oh_operation_name(q->rows->operation)
+                            : onehop_collective_name(q->collective),
                     q->bytes);
 }
 
 static void cut(const oh_dispatch *d, const oh_question *q, oh_plan *plan) {
-    if (q->rules) {
-        plan->chunk_rows = oh_chunk_rows(d, plan->choice.algorithm, q->rules);
-        plan->chunk_bytes = plan->chunk_rows * q->rules->bytes;
+    if (q->rows) {
+        plan->chunk_rows = oh_chunk_rows(d, plan->choice.algorithm, q->rows);
+        plan->chunk_bytes = plan->chunk_rows * q->rows->bytes;
     } else {
         plan->chunk_bytes = oh_chunk_bytes(d, plan->choice.algorithm, q->bytes);
     }

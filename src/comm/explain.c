@@ -44,7 +44,7 @@ typedef struct listener {
 static void tell_rules(const oh_dispatch *d, const oh_dispatch_group *group, const oh_question *q,
                        const oh_tuning *tuning, const oh_tuning_rule *chosen, listener to) {
     for (size_t i = 0; i < tuning->count; i++) {
-        const oh_tuning_rule *rule = &tuning->rows[i];
+        const oh_tuning_rule *rule = &tuning->rules[i];
         char text[OH_TUNING_TEXT];
         if (!oh_rule_is_for_group(rule, group) || rule->operation != oh_operation_of(q) ||
             oh_collective_of(rule->algorithm) != q->collective)

@@ -128,7 +128,7 @@ onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *q, const oh_pl
     args->hash = hash_of(q, plan);
     args->dtype = (uint32_t)q->dtype;
     args->called = OH_CALLED(c->algorithm, c->source, q->dtype,
-                             q->fused ? q->fused->registrations.operation : OH_PLAIN);
+                             q->fused ? q->fused->rows.operation : OH_PLAIN);
     args->threads = c->threads;
     const uint32_t blocks = launched_blocks(comm, q->call, c->blocks, args);
     oh_launch launch = {&comm->functions[plan->kernel],

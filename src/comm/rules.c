@@ -63,8 +63,8 @@ const char *oh_rule_call_lacks(const oh_dispatch *d, const oh_tuning_rule *rule,
 
 const oh_tuning_rule *oh_rule_for(const oh_dispatch *d, const oh_question *q,
                                   onehop_algorithm algorithm) {
-    for (size_t i = 0; i < d->row_count; i++) {
-        const oh_tuning_rule *rule = &d->rows[i];
+    for (size_t i = 0; i < d->rule_count; i++) {
+        const oh_tuning_rule *rule = &d->rules[i];
         if (algorithm != ONEHOP_ALGORITHM_AUTO && rule->algorithm != algorithm) continue;
         if (!oh_rule_misses(rule, q) && !oh_rule_call_lacks(d, rule, q)) return rule;
     }

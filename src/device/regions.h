@@ -1,17 +1,15 @@
 /* The memory map: what lies where in the memory of a communicator. The one file that describes it;
  * storage/layout.c computes the offsets, kernels use them. In the dialect of kernels (see prim.h).
  *
- *   symmetric buffer, one per rank, mapped by all ranks (symmetric memory)
- *     push     2 parities x W sources x slot     landing slots, armed with 0xFF
- *     ll       2 parities x W sources x ll_bytes   LL words: 4 bytes of data and the sequence
- *                                                  number
- *     pull     2 parities x pull_bytes           staged input, or what peers stored for an
- *                                                all-gather; on the
- *                                              host what a rank publishes, and mailboxes: a box for
- *                                              each rank
- *     signals  max_blocks x 256 bytes          enter and exit words {step, sequence number} of each
- *                                              peer, for pull kernels
- *     control  oh_control                      signatures, failure registrations, verdicts
+ *   symmetric buffer, one per rank, mapped by all ranks
+ *     push     2 parities x W sources x slot      Lamport slots: armed with 0xFF, "not there"
+ *     ll       2 parities x W sources x ll_bytes  LL words: 4 bytes of data, the sequence number
+ *     pull     2 parities x pull_bytes            staged input, or what peers stored for an
+ *                                                 all-gather; on the host what a rank publishes, and
+ *                                                 mailboxes: a box for each rank
+ *     signals  max_blocks x 256 bytes             enter and exit words {step, sequence number} of
+ *                                                 each peer, for pull kernels
+ *     control  oh_control                         signatures, who waits for whom, verdicts
  *   local, one per rank, its own device alone
  *     oh_local, sequence words (max_blocks x 8 bytes), registrations of captured inputs
  *   host, one per rank, host memory that the device reaches
@@ -29,7 +27,7 @@ typedef unsigned long long oh_u64;
 
 #define OH_MAX_RANKS 16
 
-/* A block's registration of signals: one word per writing rank, of each kind. */
+/* A block's signals: one word per writing rank, of each kind. */
 #define OH_SIGNAL_ENTER       0 /* my data is there */
 #define OH_SIGNAL_EXIT        1 /* I have done with your memory */
 #define OH_SIGNAL_KIND_BYTES  (8 * OH_MAX_RANKS)
@@ -67,8 +65,7 @@ typedef struct oh_facts {
 
 typedef struct oh_control {
     oh_signature_line lines[2][OH_MAX_RANKS]; /* [parity][writer] */
-    /* Failure registrations: rank r, once it has given up, says here whom it waits for: sequence
-     * number << 32 | peer + 1. */
+    /* Rank r, once it has given up, says here whom it waits for: sequence number << 32 | peer + 1. */
     oh_u64 waits[OH_MAX_RANKS];
     /* Rank r's conclusion, see OH_VERDICT. The first one found wins. */
     oh_u64 verdicts[OH_MAX_RANKS];
@@ -107,7 +104,7 @@ typedef struct oh_control {
 #define OH_SITE_PULL_EXIT  8  /* waiting for a peer's block to have read, or stored its sums */
 #define OH_SITE_SCATTER    9  /* 2shot_push: waiting for a peer's part of the own shard */
 #define OH_SITE_GATHER     10 /* 2shot_push: waiting for the sum of a peer's shard */
-#define OH_SITE_LL         11 /* all-gather: waiting for a flag word */
+#define OH_SITE_LL         11 /* all-gather: waiting for an LL word */
 #define OH_SITE_HOST_PARTS 12 /* host_scatter, host_gather: waiting for a peer's data */
 
 typedef struct oh_local {

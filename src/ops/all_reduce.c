@@ -98,15 +98,14 @@ onehop_result oh_op_run(onehop_comm *comm, onehop_context *ctx, oh_request *q) {
     if (result) return result;
     const bool noted = ctx && ctx->capturing && info.capturing;
     const bool named = !ctx && q->call && q->call->source == ONEHOP_SOURCE_GRAPH;
-    const oh_question question = {.bytes = q->fused ? q->fused->registrations.count *
-                                                          q->fused->registrations.bytes
+    const oh_question question = {.bytes = q->fused ? q->fused->rows.count * q->fused->rows.bytes
                                                     : oh_request_bytes(q),
                                   .dtype = q->dtype,
                                   .mode = noted || named ? ONEHOP_MODE_GRAPH : ONEHOP_MODE_EAGER,
                                   .in_place = oh_request_in_place(q),
                                   .call = q->call,
                                   .collective = q->collective,
-                                  .registrations = q->fused ? &q->fused->registrations : NULL};
+                                  .rows = q->fused ? &q->fused->rows : NULL};
     result = oh_dispatch_choose(&comm->dispatch, &question, &plan);
     if (!result && q->custom) result = choose_own(comm, question, &plan);
     if (!result && comm->told) oh_told(comm, &question, &plan);

@@ -113,7 +113,7 @@ static size_t list_edges(const onehop_context *context, onehop_dtype dtype, gpu_
     const oh_dispatch *d = &context->comm->dispatch;
     const size_t size = reference_element_bytes(dtype);
     size_t n = 0;
-    for (size_t i = 0; i < 2 * d->row_count; i++) {
+    for (size_t i = 0; i < 2 * d->rule_count; i++) {
         const uint64_t bound = i % 2 ? d->rules[i / 2].above : d->rules[i / 2].up_to;
         bool known = d->rules[i / 2].operation != OH_PLAIN || bound < 4 || bound > EDGE_BYTES ||
                      n + 6 > EDGES;

@@ -11,6 +11,7 @@ import concurrent.futures
 import hashlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -79,6 +80,13 @@ def build(cc, program, source, objects, target):
     return target
 
 
+def pattern_of(old):
+    """`old` wherever its lines are broken: tokens, with any white space between them."""
+    tokens = re.findall(r"\w+|[^\w\s]", old)
+    return re.compile(r"\s*".join([r"\b" * tokens[0][0].isalnum() + re.escape(tokens[0])] +
+                                  [re.escape(token) for token in tokens[1:]]))
+
+
 def alter(row, work):
     """A copy of src/kernels with the one edit; the rest of src is reached by a second include path."""
     name, _, file, old, new, _ = row
@@ -88,10 +96,11 @@ def alter(row, work):
         (source / layer).symlink_to(ROOT / "src" / layer)
     path = source / file
     text = path.read_text()
-    if text.count(old) != 1:
-        sys.exit(f"mutant '{name}': its text is found {text.count(old)} times in src/{file}, expected once; "
+    found = list(pattern_of(old).finditer(text))
+    if len(found) != 1:
+        sys.exit(f"mutant '{name}': its text is found {len(found)} times in src/{file}, expected once; "
                  f"bring tests/mutants/mutants.py up to date:\n{old}")
-    path.write_text(text.replace(old, new))
+    path.write_text(text[:found[0].start()] + new + text[found[0].end():])
     return source
 
 
