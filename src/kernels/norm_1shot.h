@@ -106,108 +106,150 @@ OH_FN oh_i32 oh_norm_await_units(const oh_args *a, oh_u64 at, oh_u64 apart, oh_u
     }
 }
 
-/* All rows of a block that has some. */
-OH_FN void oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world, oh_u32 each) {
-    const oh_args *a = &n->call;
-    /* Two units of more sources than one and all else do not fit in registers. */
-    const oh_u32 together = world > 2 ? 1 : each;
-    const oh_u32 stride = g.blocks - 1;
-    const oh_u64 apart = (oh_u64)n->lanes * OH_UNIT_BYTES;
-    const oh_u64 step = (oh_u64)stride * a->units * OH_UNIT_BYTES;
+/* How the path is cut, all constants: units of a lane at most, and how many of them are waited for
+ * together. Two units of more sources than one and all else do not fit in registers. */
+typedef struct oh_norm_shape {
+    oh_u32 dtype, world, each, together;
+} oh_norm_shape;
+
+/* What a block has of its rows: one at which it works, and the next one. */
+typedef struct oh_norm_rows {
     oh_unit own[OH_KEPT_ROOM(2)], next[OH_KEPT_ROOM(2)], residual[OH_KEPT_ROOM(2)];
     oh_unit r[OH_KEPT_ROOM(2)], weight[OH_KEPT_ROOM(2)];
     oh_sum factors[OH_KEPT_ROOM(2)];
-    oh_u64 in = a->in + g.block * n->in_stride, out = a->out + g.block * n->out_stride;
-    oh_u64 residual_in = n->residual_in + g.block * n->residual_in_stride;
-    oh_u64 residual_out = n->residual_out + g.block * n->residual_out_stride, place;
-    float squares[OH_KEPT_ROOM(1)], inverse;
-    oh_u32 row = g.block, units = a->units, turn = 0, lane, i, j;
+    oh_u64 in, out, residual_in, residual_out; /* of the row; `in` of the next one */
+    oh_u64 place, step;                        /* in the slots, and from row to row */
+    oh_u32 row, stride, units;                 /* units 0: the thread has given up */
+    float squares;                             /* of a lane's units of the row */
     oh_call_state c;
-    oh_norm_load(n, g, in, own, each);
-    c = oh_call_begin(oh_sequence_word(a, g.block));
+} oh_norm_rows;
+
+/* Loads the first row with the sequence number, pushes it, and loads the second. */
+OH_FN void oh_norm_fast_begin(const oh_norm_args *n, oh_grid g, oh_norm_rows *k, oh_norm_shape s) {
+    const oh_args *a = &n->call;
+    oh_u32 lane, i;
+    k->row = g.block;
+    k->stride = g.blocks - 1;
+    k->units = a->units;
+    k->step = (oh_u64)k->stride * a->units * OH_UNIT_BYTES;
+    k->in = a->in + g.block * n->in_stride;
+    k->out = a->out + g.block * n->out_stride;
+    k->residual_in = n->residual_in + g.block * n->residual_in_stride;
+    k->residual_out = n->residual_out + g.block * n->residual_out_stride;
+    oh_norm_load(n, g, k->in, k->own, s.each);
+    k->c = oh_call_begin(oh_sequence_word(a, g.block));
     /* To add -0 changes nothing: no residual needs no code of its own. */
     OH_LANES(lane, g, n->lanes) {
         OH_UNROLL
-        for (i = 0; i < each; i++) residual[OH_KEPT(lane, i, n->lanes)] = oh_unit_minus_zero(dtype);
+        for (i = 0; i < s.each; i++)
+            k->residual[OH_KEPT(lane, i, n->lanes)] = oh_unit_minus_zero(s.dtype);
     }
-    if (n->residual_in) oh_norm_load(n, g, residual_in, residual, each);
-    oh_norm_load(n, g, n->weight, weight, each);
-    if (c.dead) units = 0;
-    place = oh_push_place(a, c.parity, 0) + (oh_u64)row * a->units * OH_UNIT_BYTES;
-    oh_norm_push(n, g, place, own, units, dtype, world, each);
+    if (n->residual_in) oh_norm_load(n, g, k->residual_in, k->residual, s.each);
+    oh_norm_load(n, g, n->weight, k->weight, s.each);
+    if (k->c.dead) k->units = 0;
+    k->place = oh_push_place(a, k->c.parity, 0) + (oh_u64)k->row * a->units * OH_UNIT_BYTES;
+    oh_norm_push(n, g, k->place, k->own, k->units, s.dtype, s.world, s.each);
     if (a->early_trigger) oh_pdl_trigger();
-    in += stride * n->in_stride;
-    if (row + stride < n->rows) oh_norm_load(n, g, in, next, each);
-    if (each == 1) oh_norm_all_factors(n, g, weight, factors, dtype, each);
+    k->in += k->stride * n->in_stride;
+    if (k->row + k->stride < n->rows) oh_norm_load(n, g, k->in, k->next, s.each);
+    if (s.each == 1) oh_norm_all_factors(n, g, k->weight, k->factors, s.dtype, s.each);
+}
+
+/* Waits for the lane's units of all sources and makes r of them, from unit i of the lane on as many
+ * as are waited for together. Adds their squares to the lane's. */
+OH_FN void oh_norm_fast_sum(const oh_norm_args *n, oh_grid g, oh_norm_rows *k, oh_u32 lane,
+                            oh_u32 i, oh_norm_shape s) {
+    const oh_args *a = &n->call;
+    const oh_u64 apart = (oh_u64)n->lanes * OH_UNIT_BYTES;
+    const oh_u32 first = lane + i * n->lanes;
+    const oh_u64 at = k->place + (oh_u64)first * OH_UNIT_BYTES;
+    oh_unit v[2][OH_MAX_RANKS];
+    oh_u32 j;
+    /* Where registers allow it before the wait. */
+    oh_sum mine = oh_sum_of(k->own[OH_KEPT(lane, i, n->lanes)], s.dtype);
+    oh_sum plus = oh_sum_of(k->residual[OH_KEPT(lane, i, n->lanes)], s.dtype);
+    if (s.each == 1) {
+        mine = oh_sum_here(mine, s.dtype);
+        plus = oh_sum_here(plus, s.dtype);
+    }
+    if (first < k->units &&
+        !oh_norm_await_units(a, at, apart, s.together == 2 && first + n->lanes < k->units, v,
+                             k->c.sequence, g.thread == 0, s.world))
+        k->units = 0;
+    OH_UNROLL
+    for (j = 0; j < s.together; j++) {
+        const oh_u32 kept = OH_KEPT(lane, i + j, n->lanes);
+        const oh_u64 u = first + j * n->lanes;
+        oh_sum sum;
+        if (s.each == 2) plus = oh_sum_of(k->residual[kept], s.dtype);
+        sum = s.each == 1 && s.world == 2 ? oh_sum_add(mine, v[j][0], s.dtype)
+                                          : oh_add_sources(a, v[j], k->own[kept], s.dtype, s.world);
+        k->r[kept] = oh_sum_rounded(oh_sums_added(sum, plus, s.dtype), s.dtype);
+        if (u >= k->units) continue;
+        k->squares += oh_unit_squares(k->r[kept], s.dtype);
+        oh_rearm(a, at + j * apart, s.world);
+        if (n->residual_out) oh_st_unit(k->residual_out + u * OH_UNIT_BYTES, k->r[kept]);
+    }
+}
+
+/* The next row, which has been pushed, becomes the block's own; the one after it is loaded. */
+OH_FN void oh_norm_fast_load(const oh_norm_args *n, oh_grid g, oh_norm_rows *k, oh_norm_shape s) {
+    oh_u32 lane, i;
+    OH_LANES(lane, g, n->lanes) {
+        OH_UNROLL
+        for (i = 0; i < s.each; i++)
+            k->own[OH_KEPT(lane, i, n->lanes)] = k->next[OH_KEPT(lane, i, n->lanes)];
+    }
+    k->residual_in += k->stride * n->residual_in_stride;
+    k->in += k->stride * n->in_stride;
+    if (n->residual_in) oh_norm_load(n, g, k->residual_in, k->residual, s.each);
+    if (k->row + 2 * k->stride < n->rows) oh_norm_load(n, g, k->in, k->next, s.each);
+}
+
+OH_FN void oh_norm_fast_store(const oh_norm_args *n, oh_grid g, const oh_norm_rows *k,
+                              float inverse, oh_norm_shape s) {
+    oh_u32 lane, i;
+    OH_LANES(lane, g, n->lanes) {
+        OH_UNROLL
+        for (i = 0; i < s.each; i++) {
+            const oh_u32 u = lane + i * n->lanes, kept = OH_KEPT(lane, i, n->lanes);
+            const oh_sum y = oh_norm_values(k->r[kept], k->factors[kept], inverse, s.dtype);
+            if (u < k->units)
+                oh_st_unit(k->out + (oh_u64)u * OH_UNIT_BYTES, oh_sum_rounded(y, s.dtype));
+        }
+    }
+}
+
+/* All rows of a block that has some. */
+OH_FN void oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_norm_shape s) {
+    const oh_args *a = &n->call;
+    oh_norm_rows k;
+    float squares[OH_KEPT_ROOM(1)], inverse;
+    oh_u32 turn = 0, lane, i;
+    oh_norm_fast_begin(n, g, &k, s);
     OH_NO_UNROLL
     for (;;) {
-        const oh_u32 more = row + stride < n->rows;
-        if (more) oh_norm_push(n, g, place + step, next, units, dtype, world, each);
+        const oh_u32 more = k.row + k.stride < n->rows;
+        /* The link is busy with the next row while this one is heard. */
+        if (more) oh_norm_push(n, g, k.place + k.step, k.next, k.units, s.dtype, s.world, s.each);
         OH_LANES(lane, g, n->lanes) {
-            float sum = 0.0f;
+            k.squares = 0.0f;
             OH_UNROLL
-            for (i = 0; i < each; i += together) {
-                const oh_u32 first = lane + i * n->lanes;
-                const oh_u64 at = place + (oh_u64)first * OH_UNIT_BYTES;
-                oh_unit v[2][OH_MAX_RANKS];
-                /* Where registers allow it before the wait. */
-                oh_sum mine = oh_sum_of(own[OH_KEPT(lane, i, n->lanes)], dtype);
-                oh_sum plus = oh_sum_of(residual[OH_KEPT(lane, i, n->lanes)], dtype);
-                if (each == 1) {
-                    mine = oh_sum_here(mine, dtype);
-                    plus = oh_sum_here(plus, dtype);
-                }
-                if (first < units &&
-                    !oh_norm_await_units(a, at, apart, together == 2 && first + n->lanes < units, v,
-                                         c.sequence, g.thread == 0, world))
-                    units = 0;
-                OH_UNROLL
-                for (j = 0; j < together; j++) {
-                    const oh_u32 k = OH_KEPT(lane, i + j, n->lanes);
-                    const oh_u64 u = first + j * n->lanes;
-                    oh_sum s;
-                    if (each == 2) plus = oh_sum_of(residual[k], dtype);
-                    s = each == 1 && world == 2 ? oh_sum_add(mine, v[j][0], dtype)
-                                                : oh_add_sources(a, v[j], own[k], dtype, world);
-                    r[k] = oh_sum_rounded(oh_sums_added(s, plus, dtype), dtype);
-                    if (u >= units) continue;
-                    sum += oh_unit_squares(r[k], dtype);
-                    oh_rearm(a, at + j * apart, world);
-                    if (n->residual_out) oh_st_unit(residual_out + u * OH_UNIT_BYTES, r[k]);
-                }
-            }
-            squares[OH_KEPT(lane, 0, n->lanes)] = sum;
+            for (i = 0; i < s.each; i += s.together) oh_norm_fast_sum(n, g, &k, lane, i, s);
+            squares[OH_KEPT(lane, 0, n->lanes)] = k.squares;
         }
-        if (more) {
-            OH_LANES(lane, g, n->lanes) {
-                OH_UNROLL
-                for (i = 0; i < each; i++)
-                    own[OH_KEPT(lane, i, n->lanes)] = next[OH_KEPT(lane, i, n->lanes)];
-            }
-            residual_in += stride * n->residual_in_stride;
-            in += stride * n->in_stride;
-            if (n->residual_in) oh_norm_load(n, g, residual_in, residual, each);
-            if (row + 2 * stride < n->rows) oh_norm_load(n, g, in, next, each);
-        }
-        if (each == 2) oh_norm_all_factors(n, g, weight, factors, dtype, each);
+        if (more) oh_norm_fast_load(n, g, &k, s);
+        if (s.each == 2) oh_norm_all_factors(n, g, k.weight, k.factors, s.dtype, s.each);
         inverse = oh_norm_inverse(n, oh_block_sum(squares, n->lanes, turn++));
         if (!more && !a->early_trigger) oh_pdl_trigger();
-        OH_LANES(lane, g, n->lanes) {
-            OH_UNROLL
-            for (i = 0; i < each; i++) {
-                const oh_u32 u = lane + i * n->lanes, k = OH_KEPT(lane, i, n->lanes);
-                const oh_sum y = oh_norm_values(r[k], factors[k], inverse, dtype);
-                if (u < units)
-                    oh_st_unit(out + (oh_u64)u * OH_UNIT_BYTES, oh_sum_rounded(y, dtype));
-            }
-        }
+        oh_norm_fast_store(n, g, &k, inverse, s);
         if (!more) break;
-        row += stride;
-        place += step;
-        out += stride * n->out_stride;
-        residual_out += stride * n->residual_out_stride;
+        k.row += k.stride;
+        k.place += k.step;
+        k.out += k.stride * n->out_stride;
+        k.residual_out += k.stride * n->residual_out_stride;
     }
-    oh_call_leave(a, g, c);
+    oh_call_leave(a, g, k.c);
 }
 
 /* ---- any case -------------------------------------------------------------------------------- */
@@ -270,6 +312,7 @@ OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 
     const oh_args *a = &n->call;
     /* Units of a lane for which there are registers. */
     const oh_u32 max = world <= 4 && dtype == OH_BF16 ? 2 : 1;
+    const oh_norm_shape one = {dtype, world, 1, 1}, two = {dtype, world, 2, world > 2 ? 1u : 2u};
     const oh_u32 fast = !OH_PUSH_WHOLE_CHUNK && world && a->chunks == 1 && a->whole == a->units &&
                         a->units <= max * n->lanes && !n->quantised && g.block < n->rows;
     if (g.block + 1 < g.blocks && g.block < n->rows && g.thread < a->whole) {
@@ -283,9 +326,9 @@ OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 
     if (OH_UNLIKELY(!fast))
         oh_norm_general(n, g, dtype, world);
     else if (max == 1 || a->units <= n->lanes)
-        oh_norm_fast(n, g, dtype, world, 1);
+        oh_norm_fast(n, g, one);
     else
-        oh_norm_fast(n, g, dtype, world, 2);
+        oh_norm_fast(n, g, two);
 }
 
 #endif
