@@ -2,6 +2,7 @@
 """Greedy decoding with a tensor-parallel model, its all-reduces by onehop, NCCL, PyTorch's symmetric memory or gloo.
 
     tp_decode.py [--tp 2] [--batch 1,8,32] [--all-reduce nccl,symm_mem,onehop] [--fused] [--check] [-J FILE]  two GPUs
+    tp_decode.py --share-gpu --tiny --prompt 200 --tokens 16 --check                                   one GPU
     tp_decode.py --device cpu --tiny --all-reduce gloo,onehop --prompt 200 --tokens 16 --check         no GPU
     torchrun --nproc-per-node 2 tp_decode.py ...
 
@@ -10,6 +11,9 @@ have a prompt of random tokens, prefilled in chunks. Then each all-reduce decode
 in turn, in one process group and one run: on GPUs every batch size has a CUDA graph of a step, replayed token by token.
 Shown is the median over the steps, the largest of all ranks; ratio is the time over that of onehop (or of the first).
 
+--share-gpu: all ranks on the first GPU, to try the code: no link is crossed. Start the driver's MPS daemon
+(nvidia-cuda-mps-control -d) before; without it the GPU serves one process after the other, milliseconds an all-reduce.
+NCCL refuses two ranks on one GPU of one host, so each rank names a host of its own, and NCCL goes through sockets.
 --fused: one more, "onehop, fused", whose all-reduces add the residual and take the norm in the same launch.
 --check: the sum of a row has the same bytes in all batch sizes; tokens are equal on all ranks, in all rounds, and after
 prefilling anew. Exit status: 1 a check failed or a rank did, 2 usage.
@@ -35,6 +39,7 @@ MULTICAST_OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1
 os.environ.update(MULTICAST_OFF)
 
 KINDS = {"cuda": ("nccl", "symm_mem", "onehop"), "cpu": ("gloo", "onehop")}
+SHARED_KINDS = ("nccl", "onehop")  # PyTorch's symmetric memory wants a GPU for each rank
 FUSED = "onehop, fused"
 DTYPES = ("bfloat16", "float16", "float32")
 WARM_UP, ROUNDS = 3, 5
@@ -70,11 +75,11 @@ class Distributed(Reducer):
 class Onehop(Reducer):
     """By a group for CPU tensors."""
 
-    def __init__(self, device, group):
+    def __init__(self, device, group, share_gpu):
         super().__init__(device)
         import onehop
 
-        self.ar = onehop.AllReduce(group, device)
+        self.ar = onehop.AllReduce(group, device, share_gpu=share_gpu)
         self.capture, self.sum, self.close = self.ar.capture, self.ar.all_reduce, self.ar.close
 
 
@@ -124,9 +129,9 @@ class Recorder(Reducer):
         return self.inner.sum_norm(partial, residual, weight, eps)
 
 
-def make_reducer(kind, device, group, max_bytes):
+def make_reducer(kind, device, group, max_bytes, share_gpu):
     if kind in ("onehop", FUSED):
-        return Fused(device, group) if kind == FUSED else Onehop(device, group)
+        return (Fused if kind == FUSED else Onehop)(device, group, share_gpu)
     return SymmMem(device, max_bytes) if kind == "symm_mem" else Distributed(device)
 
 
@@ -140,14 +145,16 @@ class Rank:
         self.options, self.rank, self.ranks = options, rank, ranks
         self.group = torch.distributed.new_group(backend="gloo")  # for all but the model's sums
         self.cuda = options.device == "cuda"
-        self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if self.cuda else torch.device("cpu")
+        self.device = torch.device("cuda", gpu_of(options)) if self.cuda else torch.device("cpu")
         dtype = getattr(torch, options.dtype)
         self.config = tp_model.TINY if options.tiny else tp_model.QWEN3_0_6B
         self.config.check(ranks)
         self.most = max(options.batches)
         rows = max(min(options.chunk, options.prompt), self.most)
         max_bytes = max(rows * self.config.hidden * dtype.itemsize, ranks * self.most * 2 * 4)
-        self.reducers = {kind: make_reducer(kind, self.device, self.group, max_bytes) for kind in options.kinds}
+        self.reducers = {
+            kind: make_reducer(kind, self.device, self.group, max_bytes, options.share_gpu) for kind in options.kinds
+        }
         if options.safetensors:
             weights = tp_model.FileWeights(options.safetensors, self.device, dtype)
         else:
@@ -347,6 +354,8 @@ def header(me):
         "tokens": options.tokens, "rounds": options.rounds, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "args": sys.argv, "notes": [f"{name}={value}" for name, value in MULTICAST_OFF.items()],
     }  # fmt: skip
+    if options.share_gpu:
+        about["notes"].append("ranks share a GPU: no link is crossed; NCCL goes through sockets")
     me.say(f"# {me.config.name}'s shape, weights: {about['weights']}; {me.ranks} ranks, {options.dtype}, prompt of "
            f"{options.prompt}, {options.tokens} tokens, {options.rounds} rounds")  # fmt: skip
     me.say(f"# {about['gpu'] or about['cpu']}; PyTorch {about['torch']}{about['nccl'] and ', NCCL ' + about['nccl']}; "
@@ -362,11 +371,17 @@ def cpu_name():
     return platform.machine()
 
 
+def gpu_of(options):
+    return 0 if options.share_gpu else int(os.environ["LOCAL_RANK"])
+
+
 def rank_main(options):
     faulthandler.dump_traceback_later(options.limit, exit=True)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if options.share_gpu:
+        os.environ.update(NCCL_HOSTID=f"onehop-host-{rank}", NCCL_SOCKET_IFNAME="lo")
     if options.device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(gpu_of(options))
     else:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
     backend = "cpu:gloo,cuda:nccl" if options.device == "cuda" else "gloo"
@@ -405,6 +420,7 @@ def output(path):
 def flags():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=tuple(KINDS), help="default: cuda if there is a GPU for each rank")
+    parser.add_argument("--share-gpu", action="store_true", help="all ranks on the first GPU, by nccl and onehop")
     parser.add_argument("--tp", type=positive, default=2, metavar="N", help="ranks, without torchrun; default 2")
     parser.add_argument("--all-reduce", metavar="LIST", help="of nccl, symm_mem, onehop; on CPUs of gloo, onehop")
     parser.add_argument("--batch", metavar="LIST", help="sequences at a time; default 1,8,32, on CPUs 1,2,8")
@@ -425,8 +441,10 @@ def flags():
     if not options.device:
         import torch
 
-        options.device = "cuda" if torch.cuda.device_count() >= ranks else "cpu"
-    known = KINDS[options.device]
+        options.device = "cuda" if torch.cuda.device_count() >= (1 if options.share_gpu else ranks) else "cpu"
+    if options.share_gpu and options.device != "cuda":
+        parser.error("--share-gpu: there is no GPU to share")
+    known = SHARED_KINDS if options.share_gpu else KINDS[options.device]
     options.kinds = (options.all_reduce or ",".join(known)).split(",")
     if not set(options.kinds) <= set(known) or len(set(options.kinds)) < len(options.kinds):
         parser.error(f"--all-reduce {options.all_reduce}: on this device some of {', '.join(known)}, each once")

@@ -5,8 +5,11 @@
 
 typedef struct census {
     int count;
+    bool mps;
     char reason[400];
 } census;
+
+static const census *machine;
 
 static void take_census(int rank, int world_size, void *argument) {
     census *c = argument;
@@ -14,19 +17,25 @@ static void take_census(int rank, int world_size, void *argument) {
     c->count = oh_cuda_device_count();
     const char *reason = oh_cuda_absent_reason();
     snprintf(c->reason, sizeof c->reason, "%s", reason ? reason : "the driver shows no GPU");
+    oh_cu_device device;
+    int mps = 0;
+    if (c->count && !oh_cu.cuDeviceGet(&device, 0) &&
+        !oh_cu.cuDeviceGetAttribute(&mps, OH_CU_DEVICE_MPS, device))
+        c->mps = mps != 0;
 }
 
 int gpu_main(unsigned seconds, int fewest) {
     watchdog(seconds);
     setvbuf(stdout, NULL, _IOLBF, 0);
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32",
-           1); /* with fewer queues, streams of ranks wait for each other */
     if (!oh_kernel_images[0]) {
         printf("SKIPPED: built without nvcc, so without GPU kernels\n");
         exit(HARNESS_SKIP);
     }
     census *c = shared_memory(sizeof *c);
     run_ranks(1, take_census, c);
+    machine = c;
+    /* With fewer queues, streams of ranks in one process wait for each other. */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     if (c->count < fewest) {
         if (c->count)
             printf("SKIPPED: needs %d GPUs, found %d\n", fewest, c->count);
@@ -37,6 +46,22 @@ int gpu_main(unsigned seconds, int fewest) {
     return c->count;
 }
 
+bool gpu_is_shared(void) {
+    return machine && machine->count == 1;
+}
+
+int gpu_for_processes(void) {
+    if (machine->count > 1) return 2;
+    if (machine->mps) return 1;
+    printf("one GPU and no MPS: nothing here with a process per rank\n");
+    return 0;
+}
+
+void gpu_leave_mps(void) {
+    unsetenv("CUDA_MPS_PIPE_DIRECTORY");
+    unsetenv("CUDA_MPS_LOG_DIRECTORY");
+}
+
 typedef struct apart {
     void (*fn)(void *);
     void *argument;
@@ -45,6 +70,7 @@ typedef struct apart {
 static void apart_main(int rank, int world_size, void *argument) {
     const apart *a = argument;
     (void)rank, (void)world_size;
+    gpu_leave_mps();
     a->fn(a->argument);
 }
 

@@ -164,6 +164,8 @@ void gpu_run_here(const gpu_setup *s, int rank, onehop_group *group, gpu_fn fn, 
         config.rank = rank;
         config.world_size = s->world;
         config.name = s->name ? s->name : own_name("ranks");
+        /* Ranks that find each other by name may be processes. */
+        if (gpu_is_shared()) config.flags |= ONEHOP_FLAG_SHARE_GPU;
     }
     CHECK_OK(onehop_create(&config, &r.context));
     fn(&r, 1, argument);

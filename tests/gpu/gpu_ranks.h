@@ -57,7 +57,19 @@ typedef struct gpu_setup {
  * used CUDA then. */
 int gpu_main(unsigned seconds, int fewest);
 
-/* Runs `fn` in a process of its own, which may use CUDA; fails if that fails. */
+/* gpu_main found one GPU, which all ranks share. */
+bool gpu_is_shared(void);
+
+/* After gpu_main: on how many GPUs two ranks run that are a process each. 2; or 1, if there is no
+ * more and the driver's MPS daemon lets processes run on it side by side; else 0, with a line of
+ * output: the GPU would serve them one after the other, milliseconds a call. */
+int gpu_for_processes(void);
+
+/* The ranks of one process want more queues than a client of MPS gets: this process, which has not
+ * used CUDA yet, will use the GPU without the daemon. */
+void gpu_leave_mps(void);
+
+/* Runs `fn` in a process of its own, without MPS, which may use CUDA; fails if that fails. */
 void gpu_apart(void (*fn)(void *), void *argument);
 
 /* Runs `fn` on every rank of a new group and checks at the end that all is idle and armed.

@@ -3,7 +3,7 @@
 every kind, torch.cuda.graph, the fused operations, expressions, torch.compile, groups of NCCL, and the loss of a rank.
 
 Each check runs on both ranks; the first that fails ends its rank. --share-gpu: both processes on the first GPU, where the
-driver gives them turns: milliseconds a call, so there are fewer. Exit status 77 where this machine cannot.
+driver gives them turns unless MPS is on: milliseconds a call, so there are fewer. Exit status 77 where this machine cannot.
 """
 
 import contextlib

@@ -2,7 +2,11 @@
 # tests/gpu/run.sh [PROGRAM...]: everything that runs on GPUs, one after the other: the programs of this
 # folder, `onehop check --quick`, short runs of `onehop perf`; where python3 has PyTorch its memory, the Python package,
 # the matrix through the stand-in for SGLang's class and a decoder; where there is compute-sanitizer a small matrix under
-# it. With one GPU the ranks of the Python scripts share it, and there is no decoder. `make test-gpu`.
+# it. `make test-gpu`.
+# With one GPU all ranks share it. What has a process per rank then runs under the driver's MPS daemon, which this script
+# starts (nvidia-cuda-mps-control, in a folder of its own) and ends; nothing else sees the daemon. Two parts do without:
+# test_gpu_lost, which kills processes, and the sanitizers. Where the daemon cannot be started, the GPU serves processes
+# in turn, milliseconds a call: the programs leave such parts out or are skipped, and perf runs threads.
 #   ONEHOP_GPU_PARTS    some of: programs python command sanitizers (default: all)
 #   ONEHOP_BUILD_DIR    what was built, default build/release
 #   ONEHOP_GPU_LOG      the log of it all, default build/test-gpu.log
@@ -10,7 +14,7 @@
 # Nothing here uses NVLink multicast.
 # Last line: N passed, N failed, N skipped. Fails if anything failed; without a GPU all is skipped.
 set -uo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit 1
 
 parts=" ${ONEHOP_GPU_PARTS:-programs python command sanitizers} "
 if [ $# -gt 0 ]; then parts=""; fi
@@ -20,6 +24,7 @@ programs=$build/tests/gpu
 onehop=$build/onehop
 passed=0 failed=0 skipped=0
 unset ONEHOP_TIMEOUT_MS ONEHOP_DEVICE ONEHOP_NAME RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
+unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 # Multicast is never used here, by anybody.
 unset ONEHOP_MULTICAST
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
@@ -38,6 +43,58 @@ header() {
     say "# GPUs: ${gpus:-none found by nvidia-smi}; driver ${driver:-unknown}"
     say "# $(nvcc --version 2>/dev/null | grep release || echo 'no nvcc on PATH'); $("${CC:-cc}" --version | head -n 1)"
     say "# commit ${commit:-unknown}; $(nproc) cores, $(uname -sr)"
+}
+
+# ---- MPS -----------------------------------------------------------------------------------------
+
+mps=""       # the daemon's folder
+under_mps=() # before a command: it is a client of the daemon, if there is one
+
+start_mps() {
+    if ! command -v nvidia-cuda-mps-control >/dev/null; then
+        say "# one GPU, shared by all ranks; no nvidia-cuda-mps-control on PATH, so no MPS"
+        return
+    fi
+    mps=$(mktemp -d /tmp/onehop-mps.XXXXXX) || return # a short name: sockets lie there
+    mkdir "$mps/pipe" "$mps/log"
+    under_mps=(env "CUDA_MPS_PIPE_DIRECTORY=$mps/pipe" "CUDA_MPS_LOG_DIRECTORY=$mps/log")
+    # The daemon sees all GPUs: the variable would else count for it and for its clients, which number its GPUs anew.
+    if timeout 20 "${under_mps[@]}" env -u CUDA_VISIBLE_DEVICES nvidia-cuda-mps-control -d >>"$log" 2>&1 </dev/null &&
+        echo get_server_list | timeout 20 "${under_mps[@]}" nvidia-cuda-mps-control >>"$log" 2>&1; then
+        say "# one GPU, shared by all ranks; processes under MPS"
+    else
+        say "# one GPU, shared by all ranks; the MPS daemon could not be started"
+        stop_mps
+    fi
+}
+
+stop_mps() {
+    if [ -z "$mps" ]; then return; fi
+    echo quit | timeout 20 "${under_mps[@]}" nvidia-cuda-mps-control >>"$log" 2>&1
+    {
+        echo "== the MPS daemon"
+        tail -n 40 "$mps"/log/*.log
+    } >>"$log" 2>&1
+    rm -rf "$mps"
+    mps="" under_mps=()
+}
+
+child="" # what runs now
+trap stop_mps EXIT
+trap 'kill $child 2>/dev/null; exit 1' INT TERM HUP
+
+# ---- one part ------------------------------------------------------------------------------------
+
+# limited SECONDS FILE COMMAND...: with its output in FILE. In the background, so that a signal is heard at once.
+limited() {
+    local limit=$1 output=$2 status
+    shift 2
+    timeout -k 5 "$limit" "$@" >"$output" 2>&1 </dev/null &
+    child=$!
+    wait "$child"
+    status=$?
+    child=""
+    return $status
 }
 
 # verdict NAME STATUS SECONDS FILE: files the output, counts, prints a line.
@@ -66,7 +123,7 @@ verdict() {
         ;;
     esac
     case $name:$status in # what they found, not only that it was right
-    test_gpu_two_comms:0 | test_gpu_reference:0 | test_gpu_reference:77 | torch_memory:0 | python_gpu:0 | torch_symmetric:0 | \
+    test_gpu_eager:0 | test_gpu_two_comms:0 | test_gpu_reference:0 | test_gpu_reference:77 | torch_memory:0 | python_gpu:0 | torch_symmetric:0 | \
         python_reference:0 | tp_decode:0) grep -v '^SKIPPED' "$output" | sed 's/^/        /' ;;
     esac
 }
@@ -76,18 +133,30 @@ run() {
     local name=$1 limit=$2 status start=$SECONDS output
     shift 2
     output=$(mktemp)
-    timeout -k 5 "$limit" "$@" >"$output" 2>&1 </dev/null
+    limited "$limit" "$output" "$@"
     status=$?
     verdict "$name" $status $((SECONDS - start)) "$output"
     rm -f "$output"
 }
 
-# command_of NAME ARGUMENTS: onehop NAME; exit status 3 means that this machine cannot.
+# Programs with a part that has a process per rank.
+processes=" test_gpu_calls test_gpu_cases test_gpu_eager test_gpu_gather test_gpu_graph test_gpu_jit test_gpu_matrix \
+test_gpu_norm test_gpu_order test_gpu_places test_gpu_reference test_gpu_wrong "
+
+# program NAME
+program() {
+    local how=()
+    if [[ $processes == *" $1 "* ]]; then how=("${under_mps[@]}"); fi
+    run "$1" 150 "${how[@]}" "$programs/$1"
+}
+
+# command_of NAME ARGUMENTS: onehop NAME; exit status 3 means that this machine cannot. `how` goes before the command.
+how=()
 command_of() {
     local name=$1 status start=$SECONDS output
     shift
     output=$(mktemp)
-    timeout -k 5 120 "$onehop" "$name" --device cuda "$@" >"$output" 2>&1 </dev/null
+    limited 120 "$output" "${how[@]}" "$onehop" "$name" --device cuda "$@"
     status=$?
     if [ "$name" = perf ] && [ $status = 0 ] && ! grep -q '^# 0 wrong' "$output"; then status=1; fi
     if [ $status = 3 ]; then status=77; fi
@@ -96,7 +165,18 @@ command_of() {
 }
 perf() { command_of perf "$@"; }
 
-# sanitizer TOOL: two ranks, a process per GPU, each under the tool.
+# Two ranks: a GPU each, or threads that share one.
+two=()
+perf_two() { perf -g 2 "${two[@]}" "$@"; }
+
+# Two ranks, a process each.
+perf_two_processes() {
+    local how=("${under_mps[@]}") layout=()
+    if [ -n "$mps" ]; then layout=(--layout process); fi
+    perf_two "${layout[@]}" "$@"
+}
+
+# sanitizer TOOL: two ranks, a process each, each under the tool.
 sanitizer() {
     local tool=$1 name=gpu-sanitizer-$$-$1 start=$SECONDS status=0 rank output pids=()
     output=$(mktemp -d)
@@ -104,7 +184,7 @@ sanitizer() {
     local options=()
     if [ "$tool" = memcheck ]; then options=(--report-api-errors no); fi
     for rank in 0 1; do
-        timeout -k 5 400 "$sanitize" --tool "$tool" "${options[@]}" --error-exitcode 9 "$programs/test_gpu_matrix" \
+        timeout -k 5 200 "$sanitize" --tool "$tool" "${options[@]}" --error-exitcode 9 "$programs/test_gpu_matrix" \
             --rank $rank --world 2 --name "$name" >"$output/$rank" 2>&1 </dev/null &
         pids+=($!)
     done
@@ -123,7 +203,14 @@ if [ ! -d "$programs" ]; then
     say "$programs is missing: build first (make build)"
     exit 1
 fi
-"$onehop" info >>"$log" 2>&1
+info=$(timeout -k 5 60 "$onehop" info 2>&1)
+echo "$info" >>"$log"
+gpus=$(grep -c '^  cuda [0-9]' <<<"$info")
+share=() # of Python scripts
+if [ "$gpus" = 1 ]; then
+    share=(--share-gpu) two=(--ranks-per-device 2)
+    start_mps
+fi
 
 if [ -z "${ONEHOP_NCCL_LIB:-}" ]; then
     wheel=$(python3 - 2>/dev/null <<'END'
@@ -136,39 +223,47 @@ END
     if [ -f "$wheel" ]; then export ONEHOP_NCCL_LIB=$wheel; fi
 fi
 
-for name in "$@"; do run "$name" 150 "$programs/$name"; done
+for name in "$@"; do program "$name"; done
 if has programs; then
-    for program in "$programs"/test_*; do
-        [ -x "$program" ] && run "$(basename "$program")" 150 "$program"
+    for path in "$programs"/test_*; do
+        [ -x "$path" ] && program "$(basename "$path")"
     done
+    if [ -n "$mps" ]; then
+        run "test_gpu_captured_faults processes" 150 "${under_mps[@]}" "$programs/test_gpu_captured_faults" processes 4
+    fi
 fi
 if has python; then
-    share=() # on the only GPU there is
-    if [ "$(python3 -c 'import torch; print(torch.cuda.device_count())' 2>/dev/null)" = 1 ]; then share=(--share-gpu); fi
-    run torch_memory 150 python3 tests/gpu/torch_memory.py "$build/libonehop.so" "${share[@]}"
-    run python_gpu 150 python3 tests/gpu/python_gpu.py "$build" "${share[@]}"
-    run torch_symmetric 120 python3 tests/gpu/torch_symmetric.py "$build" "${share[@]}"
     package=(env PYTHONPATH="$build/python" python3)
-    run python_reference 240 "${package[@]}" tests/gpu/python_reference.py "${share[@]}"
-    if [ "$("${package[@]}" -c 'import onehop, torch; print(torch.cuda.device_count() > 1)' 2>/dev/null)" = True ]; then
-        run tp_decode 150 "${package[@]}" examples/tp_decode.py --device cuda --tokens 32 --rounds 2 --fused --check --limit 120
+    run torch_memory 150 "${under_mps[@]}" python3 tests/gpu/torch_memory.py "$build/libonehop.so" "${share[@]}"
+    run python_gpu 150 "${under_mps[@]}" python3 tests/gpu/python_gpu.py "$build" "${share[@]}"
+    run torch_symmetric 120 "${under_mps[@]}" python3 tests/gpu/torch_symmetric.py "$build" "${share[@]}"
+    run python_reference 240 "${under_mps[@]}" "${package[@]}" tests/gpu/python_reference.py "${share[@]}"
+    decode=(--device cuda --rounds 2 --fused --check)
+    if [ "$gpus" = 1 ]; then
+        decode+=(--share-gpu --tiny --prompt 200 --tokens 16 --batch "1,8" --limit 90)
+    else
+        decode+=(--tokens 32 --limit 120)
+    fi
+    found=$("${package[@]}" -c 'import onehop, torch; print(torch.cuda.device_count() > 0)' 2>/dev/null)
+    if [ "$gpus" -gt 0 ] && [ "$found" = True ]; then
+        run tp_decode 150 "${under_mps[@]}" "${package[@]}" examples/tp_decode.py "${decode[@]}"
     else
         skipped=$((skipped + 1))
-        say "SKIP  tp_decode: python3 has no package onehop, or no PyTorch that finds 2 GPUs"
+        say "SKIP  tp_decode: python3 has no package onehop, or no PyTorch that finds a GPU"
     fi
 fi
 if has command; then
     command_of check --quick
-    perf -g 2 -b 1K -e 1M -d bfloat16 -n 50 -G 5
-    perf -g 2 -b 1K -e 1M -d bfloat16 -n 50 --eager
-    perf -g 2 -b 1K -e 64K -d half -n 50 -G 5 --early-trigger
-    perf -g 2 -b 16M -e 64M -d float -n 5 -G 2
-    perf -g 2 -o reduce_scatter -b 16M -e 64M -d float -n 5 -G 2
-    perf -g 2 -o all_gather -b 16M -e 64M -d float -n 5 -G 2
-    perf -g 2 --layout thread -b 4K -e 64K -n 20 -G 5
-    perf -g 2 --layout single -b 4K -e 64K -n 20 -G 5
+    perf_two_processes -b 1K -e 1M -d bfloat16 -n 50 -G 5
+    perf_two_processes -b 1K -e 1M -d bfloat16 -n 50 --eager
+    perf_two -b 1K -e 64K -d half -n 50 -G 5 --early-trigger
+    perf_two -b 16M -e 64M -d float -n 5 -G 2
+    perf_two -o reduce_scatter -b 16M -e 64M -d float -n 5 -G 2
+    perf_two -o all_gather -b 16M -e 64M -d float -n 5 -G 2
+    perf_two --layout thread -b 4K -e 64K -n 20 -G 5
+    perf_two --layout single -b 4K -e 64K -n 20 -G 5
     perf -g 4 --layout thread --ranks-per-device 4 -b 4K -e 64K -n 20 -G 5
-    perf -g 8 --layout thread --ranks-per-device 4 -b 4K -e 64K -n 20 -G 5
+    perf -g 8 --layout thread --ranks-per-device $((gpus == 1 ? 8 : 4)) -b 4K -e 64K -n 20 -G 5
 fi
 
 sanitize=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true)

@@ -181,13 +181,14 @@ static void in_one_process(void *argument) {
 }
 
 int main(void) {
-    const int gpus = gpu_main(140, 1);
+    gpu_main(140, 1);
     data = gpu_data_make(ROOM, ONEHOP_MAX_RANKS);
     gpu_apart(in_one_process, NULL);
-    if (gpus > 1) {
-        sequence(GPU_PROCESSES, 2, 2, 200000);
-        all_rows(GPU_PROCESSES, 2, 2);
-        all_bounds(GPU_PROCESSES, 2, 2);
+    const int gpus = gpu_for_processes();
+    if (gpus) {
+        sequence(GPU_PROCESSES, 2, gpus, 200000);
+        all_rows(GPU_PROCESSES, 2, gpus);
+        all_bounds(GPU_PROCESSES, 2, gpus);
     }
     return 0;
 }

@@ -454,16 +454,17 @@ int main(void) {
     gpus_found = gpu_main(100, 1);
     for (int t = 0; t < 3; t++) three[t] = gpu_data_make(ROOM, ONEHOP_MAX_RANKS);
     gpu_apart(in_one_process, NULL);
-    if (gpus_found > 1) {
-        with("C01, process per GPU", GPU_PROCESSES, 2, 2, replays_with_new_input);
-        with("C02, process per GPU", GPU_PROCESSES, 2, 2, buffers_reused_at_once);
-        with("C03, process per GPU", GPU_PROCESSES, 2, 2, many_queued);
-        with("C04, process per GPU", GPU_PROCESSES, 2, 2, same_again);
-        with("C05, special values, process per GPU", GPU_PROCESSES, 2, 2, special_values);
-        with("C33, process per GPU", GPU_PROCESSES, 2, 2, known_sums);
-        with("C25, process per GPU", GPU_PROCESSES, 2, 2, graphs_in_any_order);
+    const int gpus = gpu_for_processes();
+    if (gpus) {
+        with("C01, process per rank", GPU_PROCESSES, 2, gpus, replays_with_new_input);
+        with("C02, process per rank", GPU_PROCESSES, 2, gpus, buffers_reused_at_once);
+        with("C03, process per rank", GPU_PROCESSES, 2, gpus, many_queued);
+        with("C04, process per rank", GPU_PROCESSES, 2, gpus, same_again);
+        with("C05, special values, process per rank", GPU_PROCESSES, 2, gpus, special_values);
+        with("C33, process per rank", GPU_PROCESSES, 2, gpus, known_sums);
+        with("C25, process per rank", GPU_PROCESSES, 2, gpus, graphs_in_any_order);
         for (late_rank = 0; late_rank < 2; late_rank++)
-            with("C08, process per GPU", GPU_PROCESSES, 2, 2, first_call_late);
+            with("C08, process per rank", GPU_PROCESSES, 2, gpus, first_call_late);
     }
     return 0;
 }

@@ -1,6 +1,7 @@
 /* The price of an eager call: onehop_all_reduce of 4 KB in a loop, two processes on two GPUs,
  * against the bare launch of an empty kernel with programmatic dependent launch in the same loop.
- * At most 0.7 us more a call.
+ * At most 0.7 us more a call. Two processes that share the only GPU wait for each other's kernels
+ * too: under MPS at most 3 us more; without MPS, where a call takes milliseconds, it is skipped.
  *
  * A round is 200 calls issued back to back; `issue` is the host's time for them, `wall` until the
  * stream is idle; rounds of both kinds alternate; medians over rounds, the largest of the ranks. */
@@ -22,7 +23,7 @@ static const char empty_ptx[] = ".version 8.0\n.target sm_90\n.address_size 64\n
 
 typedef struct figures {
     double issue[2], wall[2]; /* ns a call; [0] empty launch, [1] all_reduce */
-    double chosen_blocks;
+    int gpus;
 } figures;
 
 static onehop_context *context;
@@ -30,6 +31,7 @@ static oh_device *device;
 static oh_cu_stream stream;
 static void *in, *out;
 static oh_function empty;
+static int gpus;
 
 static void load_empty(void) {
     oh_cu_result (*load)(void **, const void *);
@@ -50,7 +52,8 @@ static void set_up(int rank, const char *name) {
     config.world_size = 2;
     config.name = name;
     config.device.kind = ONEHOP_DEVICE_CUDA;
-    config.device.ordinal = rank;
+    config.device.ordinal = rank % gpus;
+    if (gpus == 1) config.flags = ONEHOP_FLAG_SHARE_GPU;
     config.timeout_ms = 5000;
     config.init_timeout_ms = 20000;
     if (onehop_create(&config, &context)) CHECK(!"onehop_create");
@@ -84,14 +87,23 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+static bool under_mps(void) {
+    oh_cu_device first;
+    int mps = 0;
+    DRIVER(oh_cu.cuDeviceGet(&first, 0));
+    return !oh_cu.cuDeviceGetAttribute(&mps, OH_CU_DEVICE_MPS, first) && mps;
+}
+
 static int rank_main(int rank, const char *name, figures *mine) {
     double issue[2][ROUNDS], wall[2][ROUNDS];
     alarm(60);
     gpu_begin();
-    if (oh_cuda_device_count() < 2) {
-        if (rank == 0) printf("SKIPPED: two GPUs are needed\n");
+    gpus = oh_cuda_device_count() < 2 ? 1 : 2;
+    if (gpus == 1 && !under_mps()) {
+        if (rank == 0) printf("SKIPPED: needs two GPUs, or one under MPS\n");
         return SKIP_STATUS;
     }
+    mine->gpus = gpus;
     set_up(rank, name);
     for (int round = -3; round < ROUNDS; round++)
         for (int kind = 0; kind < 2; kind++) {
@@ -135,7 +147,9 @@ int main(void) {
            "%.0f ns\n",
            larger(all[0].issue[0], all[1].issue[0]), bare, larger(all[0].issue[1], all[1].issue[1]),
            call);
-    printf("an eager call costs %.2f us, %.2f us more than the bare launch (limit 0.70)\n",
-           call / 1000, (call - bare) / 1000);
-    return call - bare > 700;
+    const double limit = all[0].gpus > 1 ? 700 : 3000; /* ns */
+    printf("an eager call costs %.2f us, %.2f us more than the bare launch (limit %.2f%s)\n",
+           call / 1000, (call - bare) / 1000, limit / 1000,
+           all[0].gpus > 1 ? "" : ", on one GPU that two processes share under MPS");
+    return call - bare > limit;
 }

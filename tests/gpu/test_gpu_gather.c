@@ -354,7 +354,8 @@ int main(void) {
     compared = shared_memory(sizeof *compared);
     const double start = seconds_now();
     gpu_apart(in_one_process, NULL);
-    if (gpus_found > 1) run("process per GPU", GPU_PROCESSES, 2, 2);
+    const int gpus = gpu_for_processes();
+    if (gpus) run("process per rank", GPU_PROCESSES, 2, gpus);
     printf("%zu outputs compared with the reference, 0 wrong, all slots armed, %.1f s\n", *compared,
            seconds_now() - start);
     return 0;

@@ -219,13 +219,14 @@ static void on_one_gpu(void *argument) {
 }
 
 int main(void) {
-    const int gpus = gpu_main(230, 1);
+    gpu_main(230, 1);
     job *j = shared_memory(sizeof *j);
     gpu_apart(on_one_gpu, j);
-    for (uint32_t early = 0; gpus > 1 && early < 2; early++)
-        run(j, GPU_PROCESSES, 2, 2, early ? ONEHOP_FLAG_EARLY_TRIGGER : 0);
-    const gpu_setup two = {.layout = GPU_PROCESSES, .world = 2, .gpus = 2};
-    if (gpus > 1) gpu_run(&two, many, NULL);
+    const int gpus = gpu_for_processes();
+    for (uint32_t early = 0; gpus && early < 2; early++)
+        run(j, GPU_PROCESSES, 2, gpus, early ? ONEHOP_FLAG_EARLY_TRIGGER : 0);
+    const gpu_setup two = {.layout = GPU_PROCESSES, .world = 2, .gpus = gpus};
+    if (gpus) gpu_run(&two, many, NULL);
     printf("%zu outputs compared with the reference, 0 wrong\n", j->compared);
     return 0;
 }

@@ -373,7 +373,7 @@ int main(void) {
     CHECK(damage() >= 4); /* each way of damage once at least */
     gpu_apart(mended, NULL);
     gpu_apart(second_time, NULL);
-    if (gpus > 1) run(GPU_PROCESSES, 2, preparing, &(double){0.05}, false);
+    if (gpu_for_processes()) run(GPU_PROCESSES, 2, preparing, &(double){0.05}, false);
     setenv("ONEHOP_CACHE_DIR", "/dev/null", 1); /* without a cache */
     gpu_apart(first_time, NULL);
     setenv("ONEHOP_CACHE_DIR", root, 1);

@@ -309,7 +309,8 @@ int main(void) {
     int gpus = gpu_main(170, 1);
     shared = shared_memory(sizeof *shared);
     gpu_apart(in_one_process, &gpus);
-    if (gpus > 1) run("process per GPU", GPU_PROCESSES, 2, 2);
+    gpus = gpu_for_processes();
+    if (gpus) run("process per rank", GPU_PROCESSES, 2, gpus);
     printf("%zu calls, bits as expected\n", shared->compared);
     return 0;
 }

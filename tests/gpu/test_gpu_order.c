@@ -309,10 +309,11 @@ int main(void) {
     gpus_found = gpu_main(100, 1);
     data = gpu_data_make(ROOM, ONEHOP_MAX_RANKS);
     gpu_apart(in_one_process, NULL);
-    if (gpus_found > 1) {
-        with("C06, two streams, process per GPU", GPU_PROCESSES, 2, 2, 0, two_streams);
-        with("C29, process per GPU", GPU_PROCESSES, 2, 2, 0, many_chunks);
-        with("C30, process per GPU", GPU_PROCESSES, 2, 2, 0, any_grid);
+    const int gpus = gpu_for_processes();
+    if (gpus) {
+        with("C06, two streams, process per rank", GPU_PROCESSES, 2, gpus, 0, two_streams);
+        with("C29, process per rank", GPU_PROCESSES, 2, gpus, 0, many_chunks);
+        with("C30, process per rank", GPU_PROCESSES, 2, gpus, 0, any_grid);
     }
     return 0;
 }

@@ -2,10 +2,12 @@
  * types, three algorithms, eager and in graphs. Each of the 180 combinations makes 16 loops of 4
  * calls over integers 0..15, other ones in each loop; a graph holds the 4 calls and is replayed.
  * Captured 2shot_pull runs in place and, once more, out of place. All bits must be those of
- *   two GPUs, a process each           ncclAllReduce on the same inputs, in the same streams
+ *   two processes, a GPU each          ncclAllReduce on the same inputs, in the same streams
  *   4 and 8 ranks that share the GPUs  the scalar reference
- * Without NCCL (ONEHOP_NCCL_LIB) or a second GPU the first part is skipped, and the exit status
- * says so if the rest is right. NCCL runs without NVLink multicast.
+ * Under MPS the two processes may share the only GPU. NCCL refuses two ranks on one GPU of one host,
+ * so each process names a host of its own. NCCL then goes through loopback sockets, which are slow:
+ * 2 loops there, not 16. Without NCCL (ONEHOP_NCCL_LIB), or with one GPU and no MPS, the first part
+ * is skipped, and the exit status says so if the rest is right. NCCL runs without NVLink multicast.
  *
  * The inputs of a call are a window of one array per rank that moves from call to call, so the
  * result of an earlier call is wrong. All is compared on the GPU. */
@@ -15,6 +17,7 @@
 #include "device/nccl/nccl_api.h"
 
 #define LOOPS        16
+#define LOOPS_SHARED 2
 #define CALLS        4
 #define COMBINATIONS 180
 #define MAX          ((size_t)4 << 20) /* elements of a call */
@@ -42,6 +45,7 @@ typedef struct outcome {
 typedef struct job {
     gpu_data *data;
     bool against_nccl;
+    size_t loops;
     char no_nccl[400]; /* why there is none; empty: there is */
     char nccl_version[32];
     oh_nccl_id nccl;
@@ -205,7 +209,7 @@ static bool run_form(bench *b, const combination *c, outcome *o, bool in_place, 
         result = make_calls(b, c, in_place);
         if (!result) gpu_capture_end(&r, 1, &graph);
     }
-    for (size_t loop = 0; loop < LOOPS && !result; loop++)
+    for (size_t loop = 0; loop < b->job->loops && !result; loop++)
         result = run_loop(b, c, loop, in_place, c->graph ? &graph : NULL);
     if (result) {
         fprintf(stderr, "rank %d of %d, %s: %s\n", r->rank, r->world, name_of(c),
@@ -231,9 +235,18 @@ static bool run_combination(bench *b, size_t number) {
 
 /* ---- one rank -------------------------------------------------------------------------------- */
 
+/* Takes two processes on one GPU for two hosts. Read by NCCL once, when it begins. */
+static void name_host(int rank) {
+    char host[32];
+    snprintf(host, sizeof host, "onehop-host-%d", rank);
+    setenv("NCCL_HOSTID", host, 1);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+}
+
 static void open_nccl(bench *b) {
     const gpu_rank *r = b->rank;
     job *j = b->job;
+    if (gpu_is_shared()) name_host(r->rank);
     CHECK_OK(oh_nccl_open(NULL));
     if (r->rank == 0) {
         CHECK_OK(oh_nccl_check(oh_nccl.ncclGetUniqueId(&j->nccl), "ncclGetUniqueId"));
@@ -298,6 +311,7 @@ static void part_main(int rank, int world_size, void *argument) {
     const part *p = argument;
     (void)rank, (void)world_size;
     watchdog(PART_SECONDS);
+    if (p->setup.layout != GPU_PROCESSES) gpu_leave_mps();
     gpu_run(&p->setup, run_all, p->job);
 }
 
@@ -330,17 +344,19 @@ static bool run_part(job *j, bool against_nccl, int world, int gpus) {
     config.init_timeout_ms = 20000;
     p.setup.layout = against_nccl ? GPU_PROCESSES : GPU_THREADS;
     j->against_nccl = against_nccl;
+    j->loops = against_nccl && gpus == 1 ? LOOPS_SHARED : LOOPS;
     j->direct = j->staged = 0;
     memset(j->outcomes, 0, sizeof j->outcomes);
     const int status = wait_rank(start_rank(part_main, 0, 1, &p));
     const int right = count_right(j, world);
     printf(
         "%d/%d at W=%d, %d GPU%s, %s against %s%s; captured pull calls: %llu direct, %llu staged; "
-        "%.1f s%s\n",
+        "%.1f s%s%s\n",
         right, COMBINATIONS, world, gpus, gpus > 1 ? "s" : "",
         against_nccl ? "processes" : "threads", against_nccl ? "NCCL " : "the scalar reference",
         against_nccl ? j->nccl_version : "", (unsigned long long)j->direct,
         (unsigned long long)j->staged, seconds_now() - start,
+        j->loops == LOOPS ? "" : "; 2 loops instead of 16: NCCL goes through loopback sockets",
         status ? "; ENDED EARLY, see above" : "");
     return right == COMBINATIONS && !status;
 }
@@ -358,8 +374,9 @@ int main(void) {
     bool right = true;
     j->data = gpu_data_make(ROOM, MAX_RANKS);
     run_ranks(1, look_for_nccl, j);
-    if (gpus < 2) snprintf(j->no_nccl, sizeof j->no_nccl, "it needs 2 GPUs, found %d", gpus);
-    if (!j->no_nccl[0]) right = run_part(j, true, 2, 2);
+    const int apart = gpu_for_processes();
+    if (!apart) snprintf(j->no_nccl, sizeof j->no_nccl, "it needs 2 GPUs, or one under MPS");
+    if (!j->no_nccl[0]) right = run_part(j, true, 2, apart);
     for (int world = 4; world <= MAX_RANKS; world *= 2)
         if (!run_part(j, false, world, gpus > 1 ? 2 : 1)) right = false;
     if (!right) return 1;

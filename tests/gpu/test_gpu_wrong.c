@@ -108,7 +108,7 @@ static void all_mismatches(gpu_layout layout, int world, int gpus) {
         for (int odd = 0; odd < world; odd++) {
             scene s = {.what = what, .kind = k, .odd_one = odd};
             if (layout == GPU_PROCESSES && k % 2)
-                continue; /* a process per GPU takes its time to start */
+                continue; /* a process per rank takes its time to start */
             snprintf(what, sizeof what, "C13, rank %d of %d differs in %s", odd, world,
                      kind_names[k]);
             run(&s, layout, world, gpus, 3000, mismatch);
@@ -116,7 +116,7 @@ static void all_mismatches(gpu_layout layout, int world, int gpus) {
     printf("C13, %s, world size %d on %d GPU%s: %.1f s\n",
            layout == GPU_THREADS  ? "threads"
            : layout == GPU_SINGLE ? "one thread for all"
-                                  : "process per GPU",
+                                  : "process per rank",
            world, gpus, gpus > 1 ? "s" : "", seconds_now() - start);
 }
 
@@ -234,6 +234,7 @@ static void in_one_process(void *argument) {
 int main(void) {
     gpus_found = gpu_main(100, 1);
     gpu_apart(in_one_process, NULL);
-    if (gpus_found > 1) all_mismatches(GPU_PROCESSES, 2, 2);
+    const int gpus = gpu_for_processes();
+    if (gpus) all_mismatches(GPU_PROCESSES, 2, gpus);
     return 0;
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """torch_memory.py LIBONEHOP [--share-gpu]: PyTorch's memory in captured pull calls, between two processes with a GPU each,
-or both on the first one, where the driver gives them turns: milliseconds a call, so there are fewer.
+or both on the first one, where the driver gives them turns unless MPS is on: milliseconds a call, so there are fewer.
 
 For each of PyTorch's allocators (the default one, expandable segments, cudaMallocAsync) a torch.cuda.CUDAGraph is
 captured of calls on tensors that were there before: small and large, on 16 bytes and off, off on one rank only, in

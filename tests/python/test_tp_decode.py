@@ -54,7 +54,14 @@ def test_all_kinds_in_one_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "args", [["--all-reduce", "nccl"], ["--all-reduce", "gloo,gloo"], ["--batch", "0"], ["--fused", "--tp", "1"]]
+    "args",
+    [
+        ["--all-reduce", "nccl"],
+        ["--all-reduce", "gloo,gloo"],
+        ["--batch", "0"],
+        ["--fused", "--tp", "1"],
+        ["--share-gpu"],
+    ],
 )
 def test_usage(args):
     done = decode(*TINY, *args)
