@@ -137,21 +137,16 @@ OH_FN oh_u32 oh_qk_arrived(oh_u64 word) {
 }
 
 /* What is left of a wait after OH_POLLS looks, out of the way of a kernel that has no register to
- * spare: for that it works out here, too, which rank its k-th peer is. All ones: the communicator
- * died. */
-OH_SLOW_FN oh_u64 oh_qk_hear_slowly(const oh_args *a, oh_u64 p, oh_u32 k, oh_u32 sequence,
-                                    oh_i32 looks_at_host) {
-    const oh_u32 what = OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, oh_other_rank(a, k), looks_at_host);
+ * spare: `what` is the number of the peer among the others and, from bit 8 on, whether the thread
+ * looks at the host; which rank that is is worked out here. All ones: the communicator died. */
+OH_SLOW_FN oh_u64 oh_qk_hear_slowly(const oh_args *a, oh_u64 p, oh_u32 what, oh_u32 sequence) {
     oh_u64 state = 0;
-    oh_u32 n;
+    what = OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, oh_other_rank(a, what & 0xffu), what >> 8);
     for (;;) {
+        oh_u64 word;
         state = oh_wait_slow(a, state, what, sequence, 0, OH_SENTINEL);
-        if (!state) return ~0ull;
-        OH_NO_UNROLL
-        for (n = 0; n < OH_POLLS; n++) {
-            const oh_u64 word = oh_ld_relaxed_sys_u64(p);
-            if (oh_qk_arrived(word)) return word;
-        }
+        word = oh_ld_relaxed_sys_u64(p);
+        if (!state || oh_qk_arrived(word)) return state ? word : ~0ull;
     }
 }
 
@@ -165,7 +160,7 @@ OH_FN oh_u64 oh_qk_hear(const oh_args *a, oh_u64 p, oh_u32 k, oh_u32 sequence,
     OH_NO_UNROLL
     while (!oh_qk_arrived(word) && ++n < OH_POLLS) word = oh_ld_relaxed_sys_u64(p);
     if (OH_UNLIKELY(!oh_qk_arrived(word)))
-        word = oh_qk_hear_slowly(a, p, k, sequence, looks_at_host);
+        word = oh_qk_hear_slowly(a, p, k | (oh_u32)looks_at_host << 8, sequence);
     if (word != ~0ull) oh_st_relaxed_sys_u64(p, ~0ull);
     return word;
 }
@@ -339,7 +334,8 @@ OH_FN void oh_qknorm(const oh_qknorm_args *n, oh_grid g, oh_u32 dtype, oh_u32 wo
     const oh_u32 step = g.blocks - 1, tokens = n->chunk_tokens;
     const oh_u32 whole = n->q_whole == n->q_units && n->q_whole + n->k_whole == a->units;
     const oh_qk_shape one = {1, 1, 1, dtype}, two = {2, 1, 1, dtype}, many = {8, 1, 1, dtype},
-                      wide = {4, 2, 1, dtype}, any = {OH_ROWS_KEPT ? 1 : 8, 4, 0, dtype};
+                      wide = {dtype == OH_F32 ? 2u : 4u, 2, 1, dtype},
+                      any = {OH_ROWS_KEPT ? 1 : 8, 4, 0, dtype};
     OH_SHARED oh_sums sums;
     OH_SHARED float factors[2][OH_QKNORM_TOKENS];
     const oh_qk_batch first = {g.block < n->tokens ? g.block : 0, step, 1};

@@ -328,7 +328,7 @@ static void run(gpu_layout layout, int world, gpu_fn fn, void *argument, bool di
 }
 
 static void first_time(void *argument) {
-    double limit = 3.0;
+    double limit = 5.0; /* 2.1 to 3.2 s were seen, by machine */
     (void)argument;
     run(GPU_THREADS, 2, preparing, &limit, false);
 }
@@ -340,7 +340,7 @@ static void second_time(void *argument) {
 }
 
 static void mended(void *argument) {
-    double limit = 3.0;
+    double limit = 5.0; /* 2.1 to 3.2 s were seen, by machine */
     (void)argument;
     run(GPU_THREADS, 2, preparing, &limit, false);
 }
