@@ -10,6 +10,7 @@ help:
 	@echo "make asan, tsan  the quick tests under AddressSanitizer or ThreadSanitizer"
 	@echo "make test-gpu    tests that need GPUs"
 	@echo "make format      reformat the C sources; format-check only looks"
+	@echo "make docs        the site build/docs: pages, C API, Python API; a warning is an error"
 	@echo "make clean       remove build/, but for the tools installed in build/venv"
 
 build:
@@ -44,7 +45,11 @@ format format-check:
 	@find include src tests examples python -name '*.[ch]' -print0 | \
 	    xargs -0 build/venv/bin/clang-format $(if $(filter format,$@),-i,--dry-run --Werror)
 
+docs:
+	@tools/bootstrap.sh docs
+	@tools/docs.sh
+
 clean:
 	rm -rf build/release build/dev build/asan build/tsan
 
-.PHONY: help build demo test mutants sweep asan tsan test-gpu format format-check clean
+.PHONY: help build demo test mutants sweep asan tsan test-gpu format format-check docs clean

@@ -352,6 +352,7 @@ ONEHOP_API onehop_result onehop_group_open_local(int world_size, onehop_group **
 /* Local. Objects made from the group must be gone before. */
 ONEHOP_API void onehop_group_close(onehop_group *group);
 
+/* This rank, -1 of NULL; and the number of ranks, 0 of NULL. Since 0.1. */
 ONEHOP_API int onehop_group_rank(const onehop_group *group);
 ONEHOP_API int onehop_group_size(const onehop_group *group);
 
@@ -627,6 +628,7 @@ ONEHOP_API onehop_result onehop_create_all(const onehop_config *config, int n,
  * being captured the memory is kept and that is logged. */
 ONEHOP_API void onehop_destroy(onehop_context *context);
 
+/* This rank, -1 of NULL; and the number of ranks, 0 of NULL. Since 0.1. */
 ONEHOP_API int onehop_rank(const onehop_context *context);
 ONEHOP_API int onehop_world_size(const onehop_context *context);
 /* The device in use, AUTO resolved. Kind AUTO if context is NULL. */

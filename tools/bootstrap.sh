@@ -7,6 +7,7 @@
 #   tools/bootstrap.sh sanitize C compiler with its sanitizers, cmake, ninja, python3
 #   tools/bootstrap.sh aarch64  the cross compiler for AArch64; ends with 77 if it is missing and cannot be installed
 #   tools/bootstrap.sh format   clang-format
+#   tools/bootstrap.sh docs     doxygen, Sphinx and its extensions; ends with 77 if they are missing and cannot be installed
 # Debian packages are installed only as root, Python packages only into build/venv. CC is respected.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,6 +17,7 @@ venv=build/venv
 cuda_version='13.0.*'
 clang_format_version=19.1.7
 torch_version=2.13.0
+docs_packages=(sphinx==9.0.4 myst-parser==5.2.0 breathe==5.1.0 furo==2025.12.19)
 
 say() { echo "bootstrap: $*"; }
 fail() { echo "bootstrap: $*" >&2; exit 1; }
@@ -105,6 +107,18 @@ if [ "$mode" = sanitize ] || [ "$mode" = aarch64 ]; then exit 0; fi
 if [ "$mode" = format ]; then
     if [ "$($venv/bin/clang-format --version 2>/dev/null | grep -o '[0-9.]*' | head -1)" != $clang_format_version ]; then
         venv_install "clang-format==$clang_format_version"
+    fi
+    exit 0
+fi
+
+if [ "$mode" = docs ]; then
+    if ! have doxygen && { ! can_install || ! install_packages "missing" doxygen; }; then
+        say "no doxygen (as root: apt-get install doxygen)"
+        exit 77
+    fi
+    if ! $venv/bin/python -c 'import sphinx, myst_parser, breathe, furo' 2>/dev/null && ! venv_install "${docs_packages[@]}"; then
+        say "Sphinx could not be installed"
+        exit 77
     fi
     exit 0
 fi
