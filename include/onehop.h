@@ -456,7 +456,8 @@ ONEHOP_API onehop_result onehop_layout_get(const onehop_layout_config *config,
  * that nothing else that spins (another communicator, NCCL) can be in flight on this GPU; as with
  * ORDERED, its grids are not counted. */
 #define ONEHOP_FLAG_EARLY_TRIGGER 1u
-/* CUDA: several processes on one GPU are time-sliced, milliseconds a call; refused without this. */
+/* CUDA: allows several processes on one GPU. Without the driver's MPS daemon the GPU serves them in
+ * turn, which takes milliseconds a call; so it is refused without this flag. */
 #define ONEHOP_FLAG_SHARE_GPU 2u
 /* CUDA, contexts only: hand messages to NCCL where the tuning table has a rule for it, and calls
  * that name it. Also on with ONEHOP_NCCL=1. NCCL's library (ONEHOP_NCCL_LIB) is opened and a

@@ -49,13 +49,16 @@ class Tree:
         self.root = root
         self.problems = []
         self.text = {}  # path relative to root -> source without comments
+        self.whole = {}  # and with them
         for tree in TREES:
             for folder, _, names in os.walk(os.path.join(root, tree)):
                 for name in names:
                     if name.endswith(CODE):
                         path = os.path.join(folder, name)
                         with open(path, encoding="utf-8") as file:
-                            self.text[os.path.relpath(path, root)] = without_comments(file.read())
+                            text = file.read()
+                        self.whole[os.path.relpath(path, root)] = text
+                        self.text[os.path.relpath(path, root)] = without_comments(text)
 
     def complain(self, path, match, message):
         line = self.text[path].count("\n", 0, match.start()) + 1 if match else 1
@@ -199,15 +202,32 @@ def check_multicast(tree):
                 tree.complain(path, match, "no test on a GPU switches multicast on")
 
 
+WIDTH = 100
+FREE_WIDTH = {"tests/explorer/explore.c"}  # its table of models has a line for each
+
+
+def check_lines(tree):
+    for path, text in sorted(tree.whole.items()):
+        if not path.endswith((".c", ".h", ".def")) or path in FREE_WIDTH:
+            continue
+        for match in re.finditer(r"^[^\n]{%d,}$" % (WIDTH + 1), text, re.MULTILINE):
+            tree.complain(path, match, f"the line has {len(match.group())} columns, at most {WIDTH}")
+        for match in re.finditer(r"^[ ]*\*?[ ]*\*/$", text, re.MULTILINE):
+            tree.complain(path, match, "the end of a comment stands alone on its line")
+
+
 def check(root):
     tree = Tree(root)
-    for rule in check_includes, check_kernel_sources, check_names, check_environment, check_descriptors, check_multicast:
+    for rule in (check_includes, check_kernel_sources, check_names, check_environment, check_descriptors,
+                 check_multicast, check_lines):
         rule(tree)
     return tree
 
 
 # Each: what it plants, the file, its text, and a word of the complaint it must cause ("" for none).
 PLANTED = (
+    ("a long line", "src/base/w.c", "/* " + 98 * "x" + " */\n", "columns, at most"),
+    ("a lone end of a comment", "src/base/v.c", "/* text\n */\n", "stands alone"),
     ("base reaches up", "src/base/a.c", '#include "device/device.h"\n', "base is below device"),
     ("device reaches comm", "src/device/host/b.c", '#include "comm/comm.h"\n', "device is below comm"),
     ("by a relative path", "src/base/c.c", '#include "../ops/ops.h"\n', "base is below ops"),

@@ -114,8 +114,8 @@ int perf_start(const perf_plan *plan, perf_body body, void *user) {
     /* Like beside like: no side uses NVLink multicast. Ranks inherit it. */
     if (plan->peers || plan->hand_over) setenv("NCCL_NVLS_ENABLE", "0", 1);
     if (plan->env_rank >= 0) return start_worker(&from, plan->env_rank);
-    /* With the driver's default of 8 queues a process, ranks that share a GPU block each other. (And
-     * under MPS no more than a few processes would get as many.) */
+    /* With the driver's default of 8 queues a process, ranks that share a GPU block each other.
+     * (And under MPS no more than a few processes would get as many.) */
     if (plan->ranks_per_device > 1 && plan->layout != LAYOUT_PROCESS)
         setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     from.board = board_create();

@@ -5,8 +5,8 @@
  *     push     2 parities x W sources x slot      Lamport slots: armed with 0xFF, "not there"
  *     ll       2 parities x W sources x ll_bytes  LL words: 4 bytes of data, the sequence number
  *     pull     2 parities x pull_bytes            staged input, or what peers stored for an
- *                                                 all-gather; on the host what a rank publishes, and
- *                                                 mailboxes: a box for each rank
+ *                                                 all-gather; on the host what a rank publishes,
+ *                                                 and mailboxes: a box for each rank
  *     signals  max_blocks x 256 bytes             enter and exit words {step, sequence number} of
  *                                                 each peer, for pull kernels
  *     control  oh_control                         signatures, who waits for whom, verdicts
@@ -65,7 +65,8 @@ typedef struct oh_facts {
 
 typedef struct oh_control {
     oh_signature_line lines[2][OH_MAX_RANKS]; /* [parity][writer] */
-    /* Rank r, once it has given up, says here whom it waits for: sequence number << 32 | peer + 1. */
+    /* Rank r, once it has given up, says here whom it waits for: sequence number << 32 | peer +
+     * 1. */
     oh_u64 waits[OH_MAX_RANKS];
     /* Rank r's conclusion, see OH_VERDICT. The first one found wins. */
     oh_u64 verdicts[OH_MAX_RANKS];

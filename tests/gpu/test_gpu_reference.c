@@ -4,10 +4,11 @@
  * Captured 2shot_pull runs in place and, once more, out of place. All bits must be those of
  *   two processes, a GPU each          ncclAllReduce on the same inputs, in the same streams
  *   4 and 8 ranks that share the GPUs  the scalar reference
- * Under MPS the two processes may share the only GPU. NCCL refuses two ranks on one GPU of one host,
- * so each process names a host of its own. NCCL then goes through loopback sockets, which are slow:
- * 2 loops there, not 16. Without NCCL (ONEHOP_NCCL_LIB), or with one GPU and no MPS, the first part
- * is skipped, and the exit status says so if the rest is right. NCCL runs without NVLink multicast.
+ * Under MPS the two processes may share the only GPU. NCCL refuses two ranks on one GPU of one
+ * host, so each process names a host of its own. NCCL then goes through loopback sockets, which are
+ * slow: 2 loops there, not 16. Without NCCL (ONEHOP_NCCL_LIB), or with one GPU and no MPS, the
+ * first part is skipped, and the exit status says so if the rest is right. NCCL runs without NVLink
+ * multicast.
  *
  * The inputs of a call are a window of one array per rank that moves from call to call, so the
  * result of an earlier call is wrong. All is compared on the GPU. */
