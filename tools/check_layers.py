@@ -61,7 +61,7 @@ class Tree:
                         self.text[os.path.relpath(path, root)] = without_comments(text)
 
     def complain(self, path, match, message):
-        line = self.text[path].count("\n", 0, match.start()) + 1 if match else 1
+        line = match.string.count("\n", 0, match.start()) + 1 if match else 1
         self.problems.append(f"{path}:{line}: {message}")
 
     def resolve(self, path, name):
