@@ -50,6 +50,6 @@ docs:
 	@tools/docs.sh
 
 clean:
-	rm -rf build/release build/dev build/asan build/tsan
+	rm -rf build/release build/dev build/asan build/tsan build/docs build/docs-xml build/docs-trees
 
 .PHONY: help build demo test mutants sweep asan tsan test-gpu format format-check docs clean

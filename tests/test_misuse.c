@@ -311,7 +311,7 @@ static void places(void) {
     SETTING(pull_bytes, 100, ONEHOP_ERR_ARGUMENT, "pull_bytes is 100, expected a multiple of 4096");
     SETTING(max_blocks, 1, ONEHOP_ERR_ARGUMENT, "max_blocks is 1, expected 2..1024");
     SETTING(max_blocks, 1025, ONEHOP_ERR_ARGUMENT, "max_blocks is 1025");
-    SETTING(max_registrations, (1u << 20) + 1, ONEHOP_ERR_ARGUMENT, "max_rows is 1048577");
+    SETTING(max_registrations, (1u << 20) + 1, ONEHOP_ERR_ARGUMENT, "max_registrations is 1048577");
     SETTING(flags, 0x80, ONEHOP_ERR_ARGUMENT, "flags 0x80");
     SETTING(max_bytes, ((size_t)128 << 20) + 1, ONEHOP_ERR_TOO_LARGE,
             "max_bytes is 134217729, expected at most 128 MiB");

@@ -630,7 +630,7 @@ static PyGetSetDef properties[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "A rank's onehop_t; see AllReduce for the easy way."},
+    {Py_tp_doc, "A rank's onehop_context; see AllReduce for the easy way."},
     {Py_tp_init, (void *)context_init},
     {Py_tp_dealloc, (void *)context_dealloc},
     {Py_tp_methods, methods},

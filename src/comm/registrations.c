@@ -59,7 +59,7 @@ onehop_result oh_comm_registrations_release(onehop_comm *comm, const uint32_t *r
 
 onehop_result onehop_comm_registration_take(onehop_comm *comm, uint32_t *row_out) {
     if (!comm || !row_out)
-        return oh_error(ONEHOP_ERR_NULL, "onehop_comm_row_take: a pointer is NULL");
+        return oh_error(ONEHOP_ERR_NULL, "onehop_comm_registration_take: a pointer is NULL");
     if (!oh_process_is(comm->process)) return oh_process_refuse("communicator");
     for (uint32_t registration = comm->first_row; registration < comm->stats.registrations_total;
          registration++) {
@@ -71,10 +71,10 @@ onehop_result onehop_comm_registration_take(onehop_comm *comm, uint32_t *row_out
         *row_out = registration;
         return ONEHOP_OK;
     }
-    return oh_error(
-        ONEHOP_ERR_TOO_LARGE,
-        "all %u registrations for captured inputs are taken; release some or raise max_rows",
-        comm->stats.registrations_total);
+    return oh_error(ONEHOP_ERR_TOO_LARGE,
+                    "all %u registrations for captured inputs are taken; release some or raise "
+                    "max_registrations",
+                    comm->stats.registrations_total);
 }
 
 onehop_result oh_comm_registration_fill(onehop_comm *comm, uint32_t registration, uint32_t number,
@@ -85,13 +85,14 @@ onehop_result oh_comm_registration_fill(onehop_comm *comm, uint32_t registration
     value.mode = in ? OH_REGISTRATION_DIRECT : OH_REGISTRATION_STAGED;
     for (int r = 0; in && r < comm->world; r++) {
         if (!in[r] || (out && !out[r]))
-            return oh_error(ONEHOP_ERR_NULL, "onehop_comm_row_fill: %s of rank %d is NULL",
+            return oh_error(ONEHOP_ERR_NULL, "onehop_comm_registration_fill: %s of rank %d is NULL",
                             in[r] ? "out" : "in", r);
         if ((uintptr_t)in[r] % OH_UNIT_BYTES || (out && (uintptr_t)out[r] % OH_UNIT_BYTES))
-            return oh_error(ONEHOP_ERR_ALIGNMENT,
-                            "onehop_comm_row_fill: in at %p, out at %p of rank %d, expected "
-                            "addresses aligned to %d",
-                            in[r], out ? out[r] : NULL, r, OH_UNIT_BYTES);
+            return oh_error(
+                ONEHOP_ERR_ALIGNMENT,
+                "onehop_comm_registration_fill: in at %p, out at %p of rank %d, expected "
+                "addresses aligned to %d",
+                in[r], out ? out[r] : NULL, r, OH_UNIT_BYTES);
         value.in[r] = (uintptr_t)in[r];
         value.out[r] = out ? (uintptr_t)out[r] : 0;
     }

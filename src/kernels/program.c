@@ -36,13 +36,15 @@ static bool is_taken(const char *name) {
 /* `known` are the names before it. */
 static onehop_result check_name(const char *name, const char *const *known, size_t count) {
     if (!is_name(name))
-        return oh_error(ONEHOP_ERR_ARGUMENT,
-                        "onehop_op_config: \"%.40s\" is no name of up to 31 letters, digits and _, "
-                        "a letter first",
-                        name);
+        return oh_error(
+            ONEHOP_ERR_ARGUMENT,
+            "onehop_expression_config: \"%.40s\" is no name of up to 31 letters, digits and _, "
+            "a letter first",
+            name);
     bool used = is_taken(name);
     for (size_t k = 0; k < count; k++) used |= !strcmp(name, known[k]);
-    return used ? oh_error(ONEHOP_ERR_ARGUMENT, "onehop_op_config: the name %s is taken", name)
+    return used ? oh_error(ONEHOP_ERR_ARGUMENT, "onehop_expression_config: the name %s is taken",
+                           name)
                 : ONEHOP_OK;
 }
 
@@ -59,11 +61,12 @@ static onehop_result check_names(const onehop_expression_config *op) {
         known[count++] = name;
         if (!result && array && op->array_dtypes[at] != ONEHOP_FLOAT32 &&
             op->array_dtypes[at] != op->dtype)
-            result = oh_error(ONEHOP_ERR_DTYPE,
-                              "onehop_op_config: array %s is of data type %d, expected float32 (1) "
-                              "or that of the "
-                              "messages (%d)",
-                              name, (int)op->array_dtypes[at], (int)op->dtype);
+            result = oh_error(
+                ONEHOP_ERR_DTYPE,
+                "onehop_expression_config: array %s is of data type %d, expected float32 (1) "
+                "or that of the "
+                "messages (%d)",
+                name, (int)op->array_dtypes[at], (int)op->dtype);
     }
     return result;
 }
@@ -101,16 +104,18 @@ static onehop_result check_text(const char *text) {
 }
 
 onehop_result oh_expression_check(const onehop_expression_config *op) {
-    if (!op->expression) return oh_error(ONEHOP_ERR_NULL, "onehop_op_config: expression is NULL");
+    if (!op->expression)
+        return oh_error(ONEHOP_ERR_NULL, "onehop_expression_config: expression is NULL");
     if (!onehop_dtype_bytes(op->dtype))
-        return oh_error(ONEHOP_ERR_DTYPE,
-                        "onehop_op_config: data type %d is unknown; expected float32 (1), float16 "
-                        "(2) or bfloat16 (3)",
-                        (int)op->dtype);
+        return oh_error(
+            ONEHOP_ERR_DTYPE,
+            "onehop_expression_config: data type %d is unknown; expected float32 (1), float16 "
+            "(2) or bfloat16 (3)",
+            (int)op->dtype);
     if (strlen(op->expression) > 4096)
         return oh_error(
             ONEHOP_ERR_TOO_LARGE,
-            "onehop_op_config: the expression has %zu characters, expected at most 4096",
+            "onehop_expression_config: the expression has %zu characters, expected at most 4096",
             strlen(op->expression));
     onehop_result result = check_names(op);
     return result ? result : check_text(op->expression);

@@ -45,7 +45,7 @@ static onehop_result check(const onehop_layout_config *c) {
         return oh_error(ONEHOP_ERR_ARGUMENT, "layout: max_blocks is %u, expected 2..1024",
                         c->max_blocks);
     if (c->max_registrations > 1u << 20)
-        return oh_error(ONEHOP_ERR_ARGUMENT, "layout: max_rows is %u, expected at most %u",
+        return oh_error(ONEHOP_ERR_ARGUMENT, "layout: max_registrations is %u, expected at most %u",
                         c->max_registrations, 1u << 20);
     return ONEHOP_OK;
 }
