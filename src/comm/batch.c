@@ -74,13 +74,13 @@ static onehop_result hold_graph(onehop_context *ctx, oh_batch *b, onehop_stream 
 }
 
 onehop_result oh_batch_take_registration(onehop_context *ctx, onehop_stream stream,
-                                         uint64_t capture, uint32_t *row_out) {
+                                         uint64_t capture, uint32_t *registration_out) {
     onehop_result result = ctx->open_batch ? ONEHOP_OK : open_batch(ctx);
     if (!result) result = hold_graph(ctx, ctx->open_batch, stream, capture);
     if (result) return result;
     if (ctx->comm->registrations_used == ctx->comm->stats.registrations_total)
         oh_batch_recycle(ctx);
-    return onehop_comm_registration_take(ctx->comm, row_out);
+    return onehop_comm_registration_take(ctx->comm, registration_out);
 }
 
 void oh_batch_close(onehop_context *ctx, oh_mem *spans, size_t span_count) {

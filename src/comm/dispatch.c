@@ -77,8 +77,8 @@ static const oh_tuning_rule *grid_from_table(const oh_dispatch *d, const oh_ques
     return rule;
 }
 
-/* Of a fused call: a block for each rule that is there at once, as far as the rule goes, and the
- * signature's; threads follow from the width of a rule. */
+/* Of a fused call: a block for each row that is there at once, as far as the rule goes, and the
+ * signature's; threads follow from the width of a row. */
 static void narrow_to_rows(const oh_dispatch *d, const oh_question *q, uint32_t chunk_rows,
                            onehop_choice *choice) {
     const uint32_t ranks = choice->algorithm == ONEHOP_2SHOT_PUSH ? (uint32_t)d->world : 1;
@@ -246,9 +246,9 @@ static onehop_result refuse_shape(const oh_dispatch *d, const oh_question *q, on
 
 /* The algorithm that the caller names, or that of the first rule that serves. */
 static onehop_result choose_algorithm(const oh_dispatch *d, const oh_question *q,
-                                      const oh_tuning_rule **row_out, onehop_algorithm *out) {
+                                      const oh_tuning_rule **rule_out, onehop_algorithm *out) {
     const onehop_algorithm forced = q->call ? q->call->algorithm : ONEHOP_ALGORITHM_AUTO;
-    *row_out = NULL;
+    *rule_out = NULL;
     *out = forced;
     if (forced != ONEHOP_ALGORITHM_AUTO) {
         if (oh_collective_of(forced) == q->collective) return ONEHOP_OK;
@@ -256,9 +256,9 @@ static onehop_result choose_algorithm(const oh_dispatch *d, const oh_question *q
                         onehop_algorithm_name(forced), (int)forced,
                         onehop_collective_name(q->collective));
     }
-    *row_out = oh_rule_for(d, q, ONEHOP_ALGORITHM_AUTO);
-    if (*row_out) {
-        *out = (*row_out)->algorithm;
+    *rule_out = oh_rule_for(d, q, ONEHOP_ALGORITHM_AUTO);
+    if (*rule_out) {
+        *out = (*rule_out)->algorithm;
         return ONEHOP_OK;
     }
     const char *why = q->rows ? oh_shape_lacks(d, ONEHOP_1SHOT_PUSH, q) : NULL;

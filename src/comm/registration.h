@@ -9,7 +9,7 @@
 /* A registration for a call that is being captured; what it comes to hold stays until its graph is
  * gone. */
 onehop_result oh_batch_take_registration(onehop_context *ctx, onehop_stream stream,
-                                         uint64_t capture, uint32_t *row_out);
+                                         uint64_t capture, uint32_t *registration_out);
 /* The capture has ended: its registrations and these mappings wait for the end of its graphs. */
 void oh_batch_close(onehop_context *ctx, oh_mem *spans, size_t span_count);
 /* Gives back what belongs to graphs that are gone. */

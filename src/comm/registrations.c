@@ -57,8 +57,8 @@ onehop_result oh_comm_registrations_release(onehop_comm *comm, const uint32_t *r
     return ONEHOP_OK;
 }
 
-onehop_result onehop_comm_registration_take(onehop_comm *comm, uint32_t *row_out) {
-    if (!comm || !row_out)
+onehop_result onehop_comm_registration_take(onehop_comm *comm, uint32_t *registration_out) {
+    if (!comm || !registration_out)
         return oh_error(ONEHOP_ERR_NULL, "onehop_comm_registration_take: a pointer is NULL");
     if (!oh_process_is(comm->process)) return oh_process_refuse("communicator");
     for (uint32_t registration = comm->first_row; registration < comm->stats.registrations_total;
@@ -68,7 +68,7 @@ onehop_result onehop_comm_registration_take(onehop_comm *comm, uint32_t *row_out
         comm->registration_tags[registration] = comm->last_tag;
         comm->first_row = registration + 1;
         comm->registrations_used++;
-        *row_out = registration;
+        *registration_out = registration;
         return ONEHOP_OK;
     }
     return oh_error(ONEHOP_ERR_TOO_LARGE,

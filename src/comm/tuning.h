@@ -16,9 +16,9 @@
  *
  * A line `operation all_reduce_norm`, or tp_qknorm, says that the rules below it, up to the next
  * such line or the next device, serve that fused operation (`operation plain`: none). `bytes` are
- * those of the rules that travel: of all_reduce_norm rounded up to 16 bytes each, of tp_qknorm 8
- * bytes a token. Threads follow from the width of a rule: -, and of more blocks than there are
- * rules only so many are used.
+ * those of the rows that travel: of all_reduce_norm rounded up to 16 bytes each, of tp_qknorm 8
+ * bytes a token. Threads follow from the width of a row: -, and of more blocks than there are
+ * rows only so many are used.
  *
  * Rules of scatter_push and host_scatter serve reduce-scatters, those of gather_ll, gather_push and
  * host_gather all-gathers, `bytes` being one rank's part there; all others serve all-reduces.

@@ -9,9 +9,9 @@
  *
  * Signatures. In every call every rank tells every peer {sequence number, hash of all that must
  * agree}, and the call does not end before it has read all peers'. That is credit (b) of
- * docs/design.md for every algorithm, and finds disagreement at once. The last block of a grid does
- * it and nothing else. Relaxed: the word is complete in itself, 8 bytes are written at once. Reuse
- * after two calls is covered by the credit rule itself.
+ * docs/protocol.md for every algorithm, and finds disagreement at once. The last block of a grid
+ * does it and nothing else. Relaxed: the word is complete in itself, 8 bytes are written at once.
+ * Reuse after two calls is covered by the credit rule itself.
  *
  * Overlap. The signature block swaps the call's sequence number into local.running: finding its own
  * sequence number there means that two grids read the same sequence words. And every sequence word

@@ -4,7 +4,7 @@
  * control page with release; every peer waits for that word with acquire and reads. Half p is
  * written again at sequence number e+2 only after this rank has finished e+1, for which every peer
  * had to send its signature of e+1, after it had finished reading in e: the credit rule of
- * docs/design.md, with release and acquire in place of the kernel boundary.
+ * docs/protocol.md, with release and acquire in place of the kernel boundary.
  *
  * What one peer alone reads goes through a mailbox (oh_mailbox), what all read is written once,
  * into the own half.

@@ -15,10 +15,10 @@
  *   hops on the critical path  2, and a barrier or two of a block for each row
  *
  * The residual is read by the owner alone. Reuse, between calls and between chunks, is that of
- * push_2shot.h with positions in place of its: unit u of the q-th row of an owner belongs to the
- * same block and lane on all ranks and in all chunks, and only the last chunk has fewer rows. No
- * sum looks like the sentinel. Nothing is waited for but what the same block of a peer has sent in
- * this pass or the one before.
+ * push_2shot.h with positions in place of its units: unit u of the q-th row of an owner belongs to
+ * the same block and lane on all ranks and in all chunks, and only the last chunk has fewer rows.
+ * No sum looks like the sentinel. Nothing is waited for but what the same block of a peer has sent
+ * in this pass or the one before.
  *
  * In place: each position is loaded and stored by one thread, which has sent its x of the chunk
  * before it stores any output of it, and loads x and residual of an own row before that row's. */

@@ -1,8 +1,8 @@
 /* The vocabulary in which every protocol is written once and compiled for two targets.
  *
- * Kernel bodies are C in the dialect that gcc, clang, nvcc and NVRTC all accept (docs/design.md,
- * "Dialect"). They use only what this file and args.h declare. Names are
- * <op>_<order>_<scope>_<type>:
+ * Kernel bodies are C in the dialect that gcc, clang, nvcc and NVRTC all accept
+ * (docs/architecture.md, "One source, two targets"). They use only what this file and args.h
+ * declare. Names are <op>_<order>_<scope>_<type>:
  *   order  relaxed | acquire | release | acq_rel; none: an ordinary access
  *   scope  sys (all processors of the machine) | gpu (this rank's processor)
  *   type   u32 | u64 | unit (16 bytes, four words; never assumed to be atomic as a whole) | pair

@@ -12,7 +12,7 @@
 #define OH_LIKELY(condition)   __builtin_expect(!!(condition), 1)
 
 /* Polls before a wait looks at clock, control page and host; bare, since a test inside the loop
- * costs 0.1 us a call (two H200, graphs, W=2: docs/design.md). */
+ * costs 0.1 us a call (two H200, graphs, W=2). */
 #define OH_POLLS 1024
 
 /* The k, from 1 on, of the k-th next ranks that a thread serves: one at most, since a block has
