@@ -285,17 +285,14 @@ static int check(check_report *report, const check_flags *flags, perf_plan *plan
 int cli_check(int argc, char **argv) {
     check_flags flags = {-1, -1, -1, -1, NULL};
     perf_plan plan = {.env_rank = -1, .check = true, .with_stream = true};
-    switch (options_parse(rows, OH_LENGTH(rows), argc, argv, &flags)) {
-    case OPTIONS_HELP:
-        printf("usage: onehop check [FLAGS]\n\nCompares every algorithm, source, type and world "
-               "size that this machine can do\nwith a scalar reference, bit by bit.\n\n");
-        options_print_help(rows, OH_LENGTH(rows));
-        return CLI_OK;
-    case OPTIONS_REFUSED:
-        return CLI_USAGE;
-    default:
-        break;
-    }
+    static const char usage_text[] =
+        "check [FLAGS]\n"
+        "\n"
+        "Compares every algorithm, source, type and world size that this machine can do\n"
+        "with a scalar reference, bit by bit.\n"
+        "\n";
+    const int end = options_read(rows, OH_LENGTH(rows), usage_text, argc, argv, &flags);
+    if (end != OPTIONS_GO_ON) return end;
     if (perf_refuse_launcher() != CLI_OK) return CLI_USAGE;
     plan.corrupt = flags.corrupt > 0 ? (int)flags.corrupt : 0;
     if (!oh_env_text(OH_ENV_TIMEOUT_MS)) plan.timeout_ms = DEADLINE_MS;

@@ -143,16 +143,11 @@ static void print_environment(void) {
 
 int cli_info(int argc, char **argv) {
     cuda_census census;
-    switch (options_parse(NULL, 0, argc, argv, NULL)) {
-    case OPTIONS_HELP:
-        printf(
-            "usage: onehop info\n\nDevices, links, memory per rank and environment variables.\n");
-        return CLI_OK;
-    case OPTIONS_REFUSED:
-        return CLI_USAGE;
-    default:
-        break;
-    }
+    static const char usage_text[] = "info\n"
+                                     "\n"
+                                     "Devices, links, memory per rank and environment variables.\n";
+    const int end = options_read(NULL, 0, usage_text, argc, argv, NULL);
+    if (end != OPTIONS_GO_ON) return end;
     cuda_take_census(&census);
     printf("onehop %s (commit %s)\n", cli_version(), ONEHOP_COMMIT);
     printf("oldest driver for GPUs: %s\n\n", OH_CU_MIN_TEXT);

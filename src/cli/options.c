@@ -7,6 +7,12 @@
 #include <stdio.h>
 #include <string.h>
 
+typedef enum options_result {
+    OPTIONS_OK,
+    OPTIONS_HELP,
+    OPTIONS_REFUSED
+} options_result;
+
 static int suffix_shift(char suffix) {
     switch (suffix) {
     case 'k':
@@ -162,8 +168,8 @@ static options_result parse_one(const option_row *rows, size_t count, char **arg
     return OPTIONS_REFUSED;
 }
 
-options_result options_parse(const option_row *rows, size_t count, int argc, char **argv,
-                             void *into) {
+static options_result parse(const option_row *rows, size_t count, int argc, char **argv,
+                            void *into) {
     for (int i = 1; i < argc; i++) {
         options_result result = parse_one(rows, count, argv, &i, into);
         if (result != OPTIONS_OK) return result;
@@ -171,7 +177,7 @@ options_result options_parse(const option_row *rows, size_t count, int argc, cha
     return OPTIONS_OK;
 }
 
-void options_print_help(const option_row *rows, size_t count) {
+static void print_help(const option_row *rows, size_t count) {
     for (size_t i = 0; i < count; i++) {
         const option_row *row = &rows[i];
         char flag[64], letter[8] = "    ";
@@ -181,4 +187,14 @@ void options_print_help(const option_row *rows, size_t count) {
                  row->value ? row->value : "");
         printf("  %-32s %s\n", flag, row->help);
     }
+}
+
+int options_read(const option_row *rows, size_t count, const char *usage, int argc, char **argv,
+                 void *into) {
+    const options_result result = parse(rows, count, argc, argv, into);
+    if (result == OPTIONS_OK) return OPTIONS_GO_ON;
+    if (result == OPTIONS_REFUSED) return CLI_USAGE;
+    printf("usage: onehop %s\n\n", usage);
+    print_help(rows, count);
+    return CLI_OK;
 }

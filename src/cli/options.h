@@ -15,7 +15,7 @@ typedef enum option_kind {
     OPTION_TEXT,    /* stores a const char * */
 } option_kind;
 
-/* `offset` is the place in the struct given to options_parse: of a const char * for OPTION_TEXT,
+/* `offset` is the place in the struct given to options_read: of a const char * for OPTION_TEXT,
  * else of an int64_t. */
 typedef struct option_row {
     char letter;      /* -b, or 0 */
@@ -28,19 +28,15 @@ typedef struct option_row {
     const char *help;         /* NULL: not in the help */
 } option_row;
 
-typedef enum options_result {
-    OPTIONS_OK,
-    OPTIONS_HELP,
-    OPTIONS_REFUSED
-} options_result;
+enum {
+    OPTIONS_GO_ON = -1
+};
 
 /* Fills `into` from argv[1..argc-1]; argv[0] is the command's name. Accepts "-b 1K", "-b1K",
- * "--name 1K",
- * "--name=1K". OPTIONS_REFUSED: the sentence was printed. OPTIONS_HELP: -h or --help was met. */
-options_result options_parse(const option_row *rows, size_t count, int argc, char **argv,
-                             void *into);
-
-void options_print_help(const option_row *rows, size_t count);
+ * "--name 1K" and "--name=1K". OPTIONS_GO_ON, or the command's exit code: of -h and --help, which
+ * print `usage` and the flags, or of a flag that is refused, with the sentence printed. */
+int options_read(const option_row *rows, size_t count, const char *usage, int argc, char **argv,
+                 void *into);
 
 /* The whole of `text` as a number; `suffixes`: K, M, G are allowed. Returns 0, or -1. */
 int options_number(const char *text, int suffixes, int64_t *value_out);

@@ -250,18 +250,13 @@ int cli_perf(int argc, char **argv) {
     perf_plan plan = {0};
     memset(&flags, 0xFF, sizeof flags); /* every number -1 */
     flags.algorithm = flags.nccl_path = flags.json_path = NULL;
-    switch (options_parse(rows, OH_LENGTH(rows), argc, argv, &flags)) {
-    case OPTIONS_HELP:
-        printf("usage: onehop perf [FLAGS]\n\nTimes and verifies all-reduce, reduce-scatter or "
-               "all-gather. Defaults in brackets; "
-               "SIZE takes K, M, G.\n\n");
-        options_print_help(rows, OH_LENGTH(rows));
-        return CLI_OK;
-    case OPTIONS_REFUSED:
-        return CLI_USAGE;
-    default:
-        break;
-    }
+    static const char usage_text[] = "perf [FLAGS]\n"
+                                     "\n"
+                                     "Times and verifies all-reduce, reduce-scatter or all-gather. "
+                                     "Defaults in brackets; SIZE takes K, M, G.\n"
+                                     "\n";
+    const int end = options_read(rows, OH_LENGTH(rows), usage_text, argc, argv, &flags);
+    if (end != OPTIONS_GO_ON) return end;
     int code = make_plan(&plan, &flags, argc, argv);
     return code == CLI_OK ? perf_start(&plan, perf_all_sizes, NULL) : code;
 }

@@ -23,7 +23,7 @@ typedef struct tune_flags {
 
 static const char *const dtype_words[] = {"float", "half", "bfloat16", NULL};
 
-static const option_row rules[] = {
+static const option_row rows[] = {
     {'o', "output", OPTION_TEXT, FIELD(output), 0, 0, NULL, "FILE", "the table (onehop.table)"},
     {'g', "ranks", OPTION_INTEGER, FIELD(ranks), 2, ONEHOP_MAX_RANKS, NULL, "N",
      "ranks (all GPUs; on the host 2 to 4, by cores)"},
@@ -230,18 +230,14 @@ int cli_tune(int argc, char **argv) {
     memset(&flags, 0xFF, sizeof flags); /* every number -1 */
     flags.output = "onehop.table";
     flags.nccl_path = NULL;
-    switch (options_parse(rules, OH_LENGTH(rules), argc, argv, &flags)) {
-    case OPTIONS_HELP:
-        printf("usage: onehop tune [FLAGS]\n\nMeasures which algorithm and grid is best for which "
-               "message and writes a tuning table,\nto be named by ONEHOP_TUNING. Defaults in "
-               "brackets; SIZE takes K, M, G.\n\n");
-        options_print_help(rules, OH_LENGTH(rules));
-        return CLI_OK;
-    case OPTIONS_REFUSED:
-        return CLI_USAGE;
-    default:
-        break;
-    }
+    static const char usage_text[] =
+        "tune [FLAGS]\n"
+        "\n"
+        "Measures which algorithm and grid is best for which message and writes a tuning table,\n"
+        "to be named by ONEHOP_TUNING. Defaults in brackets; SIZE takes K, M, G.\n"
+        "\n";
+    const int end = options_read(rows, OH_LENGTH(rows), usage_text, argc, argv, &flags);
+    if (end != OPTIONS_GO_ON) return end;
     if (perf_refuse_launcher() != CLI_OK) return CLI_USAGE;
     tune_report *report =
         mmap(NULL, sizeof *report, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -188,19 +188,16 @@ int cli_which(int argc, char **argv) {
         return cli_fail("which", CLI_USAGE,
                         "SIZE '%s': expected 1 to 1024G, with an optional K, M or G", argv[1]);
     if (sized) argv[1] = argv[0];
-    switch (options_parse(rows, OH_LENGTH(rows), argc - sized, argv + sized, &flags)) {
-    case OPTIONS_HELP:
-        printf(
-            "usage: onehop which SIZE [FLAGS]\n\nSays which rule of the tuning tables chooses the "
-            "algorithm of a message of SIZE bytes (of one rank's\npart, of reduce_scatter and "
-            "all_gather), and why those before it do not. Defaults in brackets.\n\n");
-        options_print_help(rows, OH_LENGTH(rows));
-        return CLI_OK;
-    case OPTIONS_REFUSED:
-        return CLI_USAGE;
-    default:
-        break;
-    }
+    static const char usage_text[] = "which SIZE [FLAGS]\n"
+                                     "\n"
+                                     "Says which rule of the tuning tables chooses the algorithm "
+                                     "of a message of SIZE bytes (of one rank's\n"
+                                     "part, of reduce_scatter and all_gather), and why those "
+                                     "before it do not. Defaults in brackets.\n"
+                                     "\n";
+    const int end =
+        options_read(rows, OH_LENGTH(rows), usage_text, argc - sized, argv + sized, &flags);
+    if (end != OPTIONS_GO_ON) return end;
     if (!sized) return cli_fail("which", CLI_USAGE, "SIZE is missing; see onehop which --help");
     return which((size_t)bytes, &flags);
 }

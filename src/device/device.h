@@ -249,7 +249,7 @@ onehop_result oh_cuda_try_build(const oh_program *, uint32_t arch);
  * list and the images stay. */
 void oh_cuda_set_images(const void *const *images);
 
-/* Where a block stands. On the host a block has one thread, so group_sync is nothing. */
+/* Where a block stands. On the host a block has one thread, so block_sync is nothing. */
 struct oh_grid {
     uint32_t block, blocks;
     uint32_t thread, threads;

@@ -2,7 +2,7 @@
  *
  * Sequence words. Local memory holds one word {dead, sequence number of the last call} per possible
  * block; blocks write the lower half, the thread that concludes a failure (guard.h) the upper
- * halves of all. Block b of a grid of G reads word b once; at its end, after a group_sync, it
+ * halves of all. Block b of a grid of G reads word b once; at its end, after a block_sync, it
  * writes words b, b+G, b+2G, ... So any grid may follow any grid without idle blocks or atomics.
  * Never one word bumped by one block (late blocks would read the new value), never only the active
  * blocks' words (a wider grid would find old ones).
@@ -55,7 +55,7 @@ OH_FN void oh_call_leave(const oh_args *a, oh_grid g, oh_call_state c) {
         oh_st_relaxed_gpu_u32(oh_sequence_word(a, b), c.sequence);
 }
 
-/* Reached by all threads of a block at one place: group_sync is a barrier. The first thread that
+/* Reached by all threads of a block at one place: block_sync is a barrier. The first thread that
  * triggers does so for its block: hence after the barrier, when all have had their last poll. */
 OH_FN void oh_call_end(const oh_args *a, oh_grid g, oh_call_state c) {
     oh_block_sync();

@@ -5,11 +5,11 @@
  * Failing, step by step:
  *   1. One thread of the rank takes local.claim; the others wait for local.stop.
  *   2. A verdict of another rank, if there is one, is adopted.
- *   3. Else, on expiry or on seeing another rank's wait, it writes {peer it waits for, sequence
- *      number} into its wait of every control page, its own included, and gives the others
- *      OH_WAITS_TOLD_NS to do the same.
- *   4. It follows the waits from its own: the rank reached that wrote none is the culprit. So all
- *      ranks name the same one. (Waits in a circle mean lost data; then the lowest rank of the
+ *   3. Else, when its time is over or another rank has told whom it waits for, it writes {peer it
+ *      waits for, sequence number} into its word of `waits` in every control page, its own
+ *      included, and gives the others OH_WAITS_TOLD_NS to do the same.
+ *   4. It follows these words from its own: the rank reached that wrote none is the culprit. So all
+ *      ranks name the same one. (Words in a circle mean lost data; then the lowest rank of the
  *      circle.)
  *   5. The verdict goes to every control page and given_up after it, the record to host memory;
  *      then all sequence words are marked dead and local.stop is set: all waits of this rank
@@ -80,8 +80,8 @@ OH_FN oh_u64 oh_verdict_found(const oh_args *a) {
     return 0;
 }
 
-/* A loss, or a wrong wait, found in a later call than `sequence number`: who found it has completed
- * this one, so all that this one needs was sent before; it may complete. */
+/* A loss, or a wrong registration, found in a later call than `sequence number`: who found it has
+ * completed this one, so all that this one needs was sent before; it may complete. */
 #define OH_VERDICT_IS_FOR_LATER(v, sequence)                                                       \
     ((OH_VERDICT_KIND(v) == OH_FAIL_LOST || OH_VERDICT_KIND(v) == OH_FAIL_REGISTRATION) &&         \
      (oh_i32)(OH_VERDICT_SEQUENCE(v) - (sequence)) > 0)
@@ -175,7 +175,7 @@ OH_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u32 exp
 }
 
 /* Ends this rank's part in the communicator. `peer` is the culprit, or with kind TIMEOUT the peer
- * this rank waits for, from which the waits lead to the culprit. */
+ * this rank waits for, from which the words of `waits` lead to the culprit. */
 OH_SLOW_FN void oh_fail(const oh_args *a, oh_u32 kind, oh_i32 peer, oh_u32 site, oh_u32 sequence,
                         oh_u32 expected, oh_u32 seen) {
     oh_u64 verdict, since;

@@ -1,14 +1,14 @@
 /* What 1shot_pull and 2shot_pull share: signals between blocks, and reading all ranks' memory.
  *
- * Signals. Word [which][writer] of a block's registration in a rank's symmetric buffer is written
+ * Signals. Word [which][writer] of a block's signals in a rank's symmetric buffer is written
  * by block b of that one rank and read by block b of the symmetric buffer's owner: plain stores of
  * {step, sequence number}, steps of a call counted from 1. Two kinds, enter ("my data is there")
  * and exit ("I have done with your memory"). Over the workspace a step is a chunk; a call that goes
  * by a registration's addresses has the one step 1 of each kind, and shorter barriers
  * (pull_direct.h). A barrier of a block with the same block of every peer:
  *
- *   group_any; st_release to each peer; spin relaxed on each peer's word, then one ld_acquire of
- *   it; group_any
+ *   block_any; st_release to each peer; spin relaxed on each peer's word, then one ld_acquire of
+ *   it; block_any
  *
  * The release comes after the first barrier, so it covers what all threads of the block stored and
  * loaded before; the acquire comes before the second, so all threads see it. Only the last load

@@ -63,3 +63,14 @@ onehop_result oh_fused_copy_call(const char *operation, const onehop_call *call,
                           operation, (int)out->source, out->registration);
     return result;
 }
+
+onehop_result oh_fused_run(onehop_comm *comm, onehop_context *ctx, const oh_fused *fused,
+                           onehop_dtype dtype, const onehop_call *named, onehop_stream stream) {
+    oh_request q = {.count = fused->args->count,
+                    .dtype = dtype,
+                    .op = ONEHOP_SUM,
+                    .call = named,
+                    .stream = stream,
+                    .fused = fused};
+    return oh_op_run(comm, ctx, &q);
+}

@@ -36,4 +36,8 @@ onehop_result oh_fused_check(const char *operation, const onehop_comm *comm,
  * STRUCT_SIZE. */
 onehop_result oh_fused_copy_call(const char *operation, const onehop_call *call, onehop_call *out);
 
+/* Makes the call of what has been checked and filled in; `named` is what the caller names. */
+onehop_result oh_fused_run(onehop_comm *comm, onehop_context *ctx, const oh_fused *fused,
+                           onehop_dtype dtype, const onehop_call *named, onehop_stream stream);
+
 #endif

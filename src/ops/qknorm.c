@@ -121,13 +121,7 @@ static onehop_result run(onehop_comm *comm, onehop_context *ctx, const onehop_qk
                             sizeof args,
                             &args.chunk_tokens,
                             identity_of(&n)};
-    oh_request q = {.count = args.call.count,
-                    .dtype = n.dtype,
-                    .op = ONEHOP_SUM,
-                    .call = &named,
-                    .stream = stream,
-                    .fused = &fused};
-    return oh_op_run(comm, ctx, &q);
+    return oh_fused_run(comm, ctx, &fused, n.dtype, &named, stream);
 }
 
 onehop_result onehop_tp_qknorm(onehop_context *context, const onehop_qknorm *qknorm,

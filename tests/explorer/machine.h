@@ -53,7 +53,7 @@ typedef enum op_kind {
     OP_AWAIT_WORD,     /* polls until the word is {tag, sequence number} */
     OP_READ,           /* reads at once; the word must carry the tag */
     OP_GUARD,          /* reads `span` sequence words: each must be the last call's or this one's */
-    OP_BARRIER,        /* group_sync */
+    OP_BARRIER,        /* block_sync */
     OP_END,            /* of a kernel: waits until all stores are visible */
     OP_LOOK,           /* reads at once; not 0: goes to `otherwise` */
     OP_VERDICT, /* reads the rank's page; a verdict that ends the call: goes to `otherwise` */
