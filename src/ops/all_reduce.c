@@ -95,12 +95,17 @@ static bool same_question(const oh_question *a, const oh_question *b) {
            a->in_place == b->in_place && a->collective == b->collective;
 }
 
+/* Leaves the choice to onehop. */
+static bool names_nothing(const onehop_call *call) {
+    return !call || (!call->algorithm && !call->source && !call->blocks && !call->threads);
+}
+
 /* The plan lies in `own`, or for a plain call that leaves the choice to onehop in the
  * communicator. */
 static onehop_result make_plan(onehop_comm *comm, const oh_request *q, const oh_question *question,
                                oh_plan *own, const oh_plan **plan_out) {
     onehop_result result;
-    if (q->call || q->fused || q->custom) {
+    if (!names_nothing(q->call) || q->fused || q->custom) {
         *plan_out = own;
         result = oh_dispatch_choose(&comm->dispatch, question, own);
         return !result && q->custom ? choose_own(comm, *question, own) : result;
