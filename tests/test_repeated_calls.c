@@ -89,11 +89,11 @@ static void check(const kind *k, const float *out, int rank) {
 static void call(onehop_context *ctx, const kind *k, const void *in, void *out,
                  onehop_stream stream) {
     if (k->collective == ONEHOP_REDUCE_SCATTER)
-        CHECK_OK(onehop_reduce_scatter(ctx, in, out, k->count, k->dtype, ONEHOP_SUM, stream));
+        CHECK_OK(onehop_reduce_scatter(ctx, in, out, k->count, k->dtype, ONEHOP_SUM, NULL, stream));
     else if (k->collective == ONEHOP_ALL_GATHER)
-        CHECK_OK(onehop_all_gather(ctx, in, out, k->count * sizeof(float), stream));
+        CHECK_OK(onehop_all_gather(ctx, in, out, k->count * sizeof(float), NULL, stream));
     else
-        CHECK_OK(onehop_all_reduce(ctx, in, out, k->count, k->dtype, ONEHOP_SUM, stream));
+        CHECK_OK(onehop_all_reduce(ctx, in, out, k->count, k->dtype, ONEHOP_SUM, NULL, stream));
 }
 
 static onehop_algorithm promised(onehop_context *ctx, const kind *k) {

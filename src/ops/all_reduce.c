@@ -198,21 +198,12 @@ static onehop_result all_reduce(onehop_context *ctx, oh_request *q) {
 }
 
 onehop_result onehop_all_reduce(onehop_context *context, const void *in, void *out, size_t count,
-                                onehop_dtype dtype, onehop_op op, onehop_stream stream) {
-    oh_request q = plain(in, out, count, dtype, op, NULL, stream);
-    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_all_reduce: context is NULL");
-    return all_reduce(context, &q);
-}
-
-onehop_result onehop_all_reduce_with(onehop_context *context, const void *in, void *out,
-                                     size_t count, onehop_dtype dtype, onehop_op op,
-                                     const onehop_call *call, onehop_stream stream) {
+                                onehop_dtype dtype, onehop_op op, const onehop_call *call,
+                                onehop_stream stream) {
     onehop_call known;
-    if (!context || !call)
-        return oh_error(ONEHOP_ERR_NULL, "onehop_all_reduce_with: %s is NULL",
-                        context ? "call" : "context");
-    onehop_result result = oh_op_check_call(call, &known);
-    oh_request q = plain(in, out, count, dtype, op, &known, stream);
+    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_all_reduce: context is NULL");
+    onehop_result result = call ? oh_op_check_call(call, &known) : ONEHOP_OK;
+    oh_request q = plain(in, out, count, dtype, op, call ? &known : NULL, stream);
     return result ? result : all_reduce(context, &q);
 }
 
