@@ -3,9 +3,9 @@
 #ifndef OH_KERNELS_H
 #define OH_KERNELS_H
 
-#include "base/algorithms.h"
+#include "protocol/algorithms.h"
 #include "device/device.h"
-#include "kernels/fused_args.h"
+#include "protocol/fused_args.h"
 
 /* All kernels, GPU-shaped ones first; each index below names one of these. A kernel without a name
  * exists on the host device only. */

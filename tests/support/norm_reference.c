@@ -2,7 +2,7 @@
 #include "norm_reference.h"
 
 #include "../harness.h"
-#include "kernels/norm.h"
+#include "kernels/fused/norm.h"
 
 #include <math.h>
 
