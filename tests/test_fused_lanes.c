@@ -7,6 +7,7 @@
 /* labels: quick timeout=120 */
 #include "lanes.h"
 
+#include "kernels/kernels.h"
 #include "kernels/fused/norm_1shot.h"
 #include "kernels/fused/norm_2shot.h"
 #include "kernels/fused/qknorm.h"

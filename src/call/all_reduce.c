@@ -1,8 +1,9 @@
 /* All-reduce: checks of the caller's arguments, choice, launch. */
 #include "call/ops.h"
 
-#include "context/build.h"
 #include "call/told.h"
+#include "capture/capture.h"
+#include "context/expression.h"
 
 #include <string.h>
 
@@ -274,6 +275,6 @@ onehop_result onehop_would_use(const onehop_context *context, const onehop_query
                                   .call = q.call ? &named : NULL,
                                   .collective = q.collective};
     result = oh_dispatch_choose(&context->dispatch, &question, &plan);
-    if (!result) *choice_out = oh_told_choice(&plan);
+    if (!result) *choice_out = oh_plan_choice(&plan);
     return result;
 }

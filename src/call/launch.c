@@ -1,6 +1,6 @@
 /* From a validated request to a launch. The fast path of the library: no allocation, lock, log or
  * system call beyond the launch. */
-#include "context/build.h"
+#include "context/expression.h"
 #include "device/nccl/nccl.h"
 
 #include <string.h>

@@ -3,12 +3,6 @@
 
 #include <stdio.h>
 
-onehop_choice oh_told_choice(const oh_plan *plan) {
-    onehop_choice choice = plan->choice;
-    if (plan->rule) choice.table = oh_tuning_where(plan->rule, &choice.line);
-    return choice;
-}
-
 /* Is this the first call of its kind? */
 static bool is_new(const onehop_comm *comm, const oh_question *q, const onehop_choice *c) {
     const uint64_t kind[] = {q->bytes,
@@ -27,7 +21,7 @@ static bool is_new(const onehop_comm *comm, const oh_question *q, const onehop_c
 }
 
 void oh_told(const onehop_comm *comm, const oh_question *q, const oh_plan *plan) {
-    const onehop_choice c = oh_told_choice(plan);
+    const onehop_choice c = oh_plan_choice(plan);
     char by[OH_TUNING_TEXT + 200] = "by no rule", instead[80] = "", rule[OH_TUNING_TEXT];
     if (!is_new(comm, q, &c)) return;
     if (plan->rule)

@@ -1,7 +1,9 @@
 /* Capture on a context: between begin and end, captured calls are noted; end compares them across
  * the ranks, call by call, so that graphs that could only hang are found before they run. Then the
  * registrations of those that take one are filled, see registration.c. */
+#include "capture/capture.h"
 #include "capture/registration.h"
+#include "context/batch.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -241,19 +243,6 @@ onehop_result onehop_capture_end_mapped(onehop_context *context, const void *con
     if (!result && count) result = oh_members_agree(&m, fill_mapped(context, in, out));
     oh_batch_close(context, NULL, 0);
     return result;
-}
-
-onehop_result oh_check_all(onehop_context *const *contexts, int n, const char *call) {
-    if (!contexts) return oh_error(ONEHOP_ERR_NULL, "%s: contexts is NULL", call);
-    for (int r = 0; r < n; r++) {
-        if (!contexts[r]) return oh_error(ONEHOP_ERR_NULL, "%s: context %d is NULL", call, r);
-        if (!oh_process_is(contexts[r]->process)) return oh_process_refuse("context");
-        if (contexts[r]->rank != r || contexts[r]->world != n)
-            return oh_error(ONEHOP_ERR_ARGUMENT,
-                            "%s: context %d is rank %d of %d, expected rank %d of %d", call, r,
-                            contexts[r]->rank, contexts[r]->world, r, n);
-    }
-    return n > 0 ? ONEHOP_OK : oh_error(ONEHOP_ERR_ARGUMENT, "%s: n is %d", call, n);
 }
 
 onehop_result onehop_capture_begin_all(onehop_context *const *contexts, int n) {

@@ -17,6 +17,7 @@
  * Only lack of memory, a failing device and a broken group are errors, and end on all ranks
  * alike. */
 #include "capture/reach.h"
+#include "context/batch.h"
 
 #include <stdlib.h>
 #include <string.h>

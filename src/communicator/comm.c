@@ -1,7 +1,8 @@
 /* Making and unmaking a communicator. */
-#include "call/told.h"
+#include "communicator/comm.h"
 
 #include "base/wait.h"
+#include "jit/function.h"
 
 #include "protocol/layout.h"
 
@@ -79,7 +80,7 @@ static onehop_result load_functions(onehop_comm *comm, uint32_t ranks_per_device
     /* Only what this world size can use. */
     for (size_t i = 0; i < count; i++) {
         if (!oh_dispatch_uses(&comm->dispatch, (int)i)) continue;
-        onehop_result result = oh_comm_make_function(comm, (int)i, &comm->functions[i]);
+        onehop_result result = oh_jit_function(comm->device, (int)i, &comm->functions[i]);
         if (!result)
             result = oh_comm_check_fit(comm, (int)i, &comm->functions[i], ranks_per_device);
         if (result) return result;

@@ -24,6 +24,10 @@
 /* Do calls run beside those of other communicators on the GPU? */
 #define OH_COUNTS_ON_GPU(flags) (!((flags) & (ONEHOP_FLAG_EARLY_TRIGGER | ONEHOP_FLAG_ORDERED)))
 
+/* Kinds of calls that were told, by hash (told.h); a kind may be told again once another has taken
+ * its place. */
+#define OH_TOLD 256
+
 struct onehop_comm {
     oh_host_side side; /* first: where host_poll_argument points */
     uint64_t process;  /* that made it */
@@ -117,9 +121,6 @@ onehop_result oh_comm_open(const onehop_comm_config *config, const oh_comm_parts
 onehop_result oh_comm_launch(onehop_comm *comm, const oh_request *request, const oh_plan *plan,
                              const oh_stream_info *info);
 
-/* A kernel ready to launch: of the library's image, or built at run time if that has no code for
- * this device. */
-onehop_result oh_comm_make_function(onehop_comm *comm, int kernel, oh_function *out);
 /* ARGUMENT if the largest grid does not fit on the device at once. */
 onehop_result oh_comm_check_fit(const onehop_comm *comm, int kernel, const oh_function *function,
                                 uint32_t ranks_per_device);

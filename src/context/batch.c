@@ -2,7 +2,7 @@
  * graph of it is gone. The graphs hold a counter that outlives the context if need be; the device
  * tells of the end of each from a thread that may do nothing but count. So what is no longer needed
  * is given back later, by whoever captures next or destroys the context. */
-#include "capture/registration.h"
+#include "context/batch.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,6 +2,7 @@
 #include "context/build.h"
 
 #include "base/wait.h"
+#include "jit/function.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -10,46 +11,6 @@
 #include <string.h>
 
 #define BUILDERS 8 /* threads at most; each needs some 100 MB while it compiles */
-
-/* ---- one kernel ------------------------------------------------------------------------------ */
-
-/* ONEHOP_JIT_ARCH; 0: not set. */
-static onehop_result cross_target(uint32_t *arch_out) {
-    int64_t arch = 0;
-    onehop_result result = oh_env_integer(OH_ENV_JIT_ARCH, 80, 999, 0, &arch);
-    if (!result) *arch_out = (uint32_t)arch;
-    return result;
-}
-
-/* `cross`: for that architecture, to see that it compiles. */
-static onehop_result build_one(oh_device *device, uint32_t cross, int kernel,
-                               const onehop_expression_config *op, oh_function *out) {
-    size_t count;
-    const oh_kernel *list = oh_kernel_list(&count);
-    oh_program program;
-    onehop_result result = oh_program_make(kernel, op, &program);
-    if (!result)
-        result = cross ? oh_cuda_try_build(&program, cross)
-                       : device->ops->build(device, &program, &list[kernel], out);
-    oh_program_free(&program);
-    if (result == ONEHOP_ERR_INTERNAL && op) /* local memory, or too many registers */
-        result = oh_error(ONEHOP_ERR_UNSUPPORTED, "the expression must become simpler: %s",
-                          onehop_last_error());
-    return result;
-}
-
-onehop_result oh_comm_make_function(onehop_comm *comm, int kernel, oh_function *out) {
-    size_t count;
-    const oh_kernel *k = &oh_kernel_list(&count)[kernel];
-    char reason[200];
-    onehop_result result = comm->device->ops->load(comm->device, k, 1, out);
-    if (result != ONEHOP_ERR_UNSUPPORTED || comm->dispatch.kind != ONEHOP_DEVICE_CUDA)
-        return result;
-    snprintf(reason, sizeof reason, "%s", onehop_last_error());
-    result = build_one(comm->device, 0, kernel, NULL, out);
-    return result ? oh_error(result, "%s; nor can it be built: %s", reason, onehop_last_error())
-                  : ONEHOP_OK;
-}
 
 /* ---- all of a rank --------------------------------------------------------------------------- */
 
@@ -82,7 +43,7 @@ static void *run_builder(void *argument) {
         const size_t i = w->share + w->shares * atomic_fetch_add(&w->taken, 1);
         if (i >= b->count) break;
         if (b->functions[i].handle) continue;
-        result = build_one(w->device, w->cross, b->kernels[i], b->op, &b->functions[i]);
+        result = oh_jit_kernel(w->device, w->cross, b->kernels[i], b->op, &b->functions[i]);
     }
     if (result) work_failed(w, result);
     atomic_fetch_add(&w->ended, 1);
@@ -97,6 +58,14 @@ static void await_builders(work *w, size_t started) {
         atomic_store(&w->stop, true);
         work_failed(w, oh_wait_ended("building kernels"));
     }
+}
+
+/* ONEHOP_JIT_ARCH; 0: not set. */
+static onehop_result cross_target(uint32_t *arch_out) {
+    int64_t arch = 0;
+    onehop_result result = oh_env_integer(OH_ENV_JIT_ARCH, 80, 999, 0, &arch);
+    if (!result) *arch_out = (uint32_t)arch;
+    return result;
 }
 
 /* Every `shares`-th kernel, beginning with number `share`, that is not there yet. The caller is one

@@ -1,5 +1,5 @@
 /* Creating, asking and destroying contexts. */
-#include "capture/registration.h"
+#include "context/batch.h"
 
 #include "base/wait.h"
 
@@ -170,6 +170,19 @@ void onehop_destroy(onehop_context *context) {
 onehop_result oh_context_check(const onehop_context *ctx, const char *call) {
     if (!ctx) return oh_error(ONEHOP_ERR_NULL, "%s: context is NULL", call);
     return oh_process_check(ctx->process, "context");
+}
+
+onehop_result oh_check_all(onehop_context *const *contexts, int n, const char *call) {
+    if (!contexts) return oh_error(ONEHOP_ERR_NULL, "%s: contexts is NULL", call);
+    for (int r = 0; r < n; r++) {
+        if (!contexts[r]) return oh_error(ONEHOP_ERR_NULL, "%s: context %d is NULL", call, r);
+        if (!oh_process_is(contexts[r]->process)) return oh_process_refuse("context");
+        if (contexts[r]->rank != r || contexts[r]->world != n)
+            return oh_error(ONEHOP_ERR_ARGUMENT,
+                            "%s: context %d is rank %d of %d, expected rank %d of %d", call, r,
+                            contexts[r]->rank, contexts[r]->world, r, n);
+    }
+    return n > 0 ? ONEHOP_OK : oh_error(ONEHOP_ERR_ARGUMENT, "%s: n is %d", call, n);
 }
 
 int onehop_rank(const onehop_context *context) {

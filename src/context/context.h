@@ -90,11 +90,4 @@ onehop_result oh_context_check(const onehop_context *ctx, const char *call);
 /* The contexts of a call on all ranks: the whole group, in rank order. */
 onehop_result oh_check_all(onehop_context *const *contexts, int n, const char *call);
 
-/* Before the launch of a call that is being captured: room to note it, and its registration if it
- * takes one. */
-onehop_result oh_capture_prepare(onehop_context *ctx, const oh_plan *plan,
-                                 const oh_stream_info *info, oh_request *request);
-/* After it: remembers the call. */
-void oh_capture_note(onehop_context *ctx, const oh_request *request, const oh_plan *plan);
-
 #endif

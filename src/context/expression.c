@@ -1,6 +1,9 @@
 /* A caller's expression within the all-reduce: creating, and what a call with it has of its own.
  * The kernels belong to the process (jit.c), so an object is only a list of them. */
+#include "context/expression.h"
+
 #include "context/build.h"
+#include "jit/program.h"
 
 #include <stdlib.h>
 #include <string.h>

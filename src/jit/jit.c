@@ -1,26 +1,8 @@
-/* See jit.h.
- *
- * Libraries are loaded once per process and key, and stay loaded, as the embedded image does:
- * unloading waits for the GPU. So contexts that come and go, and expressions that are created
- * again, find what is there. */
+/* See jit.h. */
 #include "jit/jit.h"
 
-#include "device/cuda/cuda_device.h"
-
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct built {
-    oh_digest key;
-    oh_cu_library library;
-    struct built *next;
-} built;
-
-static struct {
-    pthread_mutex_t lock;
-    built *first;
-} loaded = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* With its end: two texts in a row are not one. */
 static void add_text(oh_sha256 *hash, const char *text) {
@@ -72,58 +54,26 @@ onehop_result oh_jit_get(const oh_program *program, uint32_t arch, const oh_dige
     return ONEHOP_OK;
 }
 
-/* ---- loaded ones ----------------------------------------------------------------------------- */
-
-/* NULL: not loaded. */
-static oh_cu_library find(const oh_digest *key) {
-    const built *b = loaded.first;
-    while (b && memcmp(&b->key, key, sizeof *key)) b = b->next;
-    return b ? b->library : NULL;
-}
-
-/* The lock is held while the driver loads, not while a compiler runs; `image` NULL only looks. */
-static onehop_result keep(oh_device *device, const oh_digest *key, const void *image,
-                          oh_cu_library *out) {
-    onehop_result result = ONEHOP_OK;
-    pthread_mutex_lock(&loaded.lock);
-    *out = find(key);
-    built *b = !*out && image ? malloc(sizeof *b) : NULL;
-    if (b) {
-        result = oh_cuda_load_library(device, image, &b->library);
-        if (result) {
-            free(b);
-        } else {
-            b->key = *key;
-            b->next = loaded.first;
-            loaded.first = b;
-            *out = b->library;
-        }
-    } else if (!*out && image) {
-        result = oh_error(ONEHOP_ERR_MEMORY, "no memory to keep a kernel");
-    }
-    pthread_mutex_unlock(&loaded.lock);
+onehop_result oh_jit_build(oh_device *device, const oh_program *program, const oh_kernel *kernel,
+                           oh_function *out) {
+    oh_device_info info;
+    oh_digest key;
+    oh_jit_image image = {NULL, 0};
+    if (!device->ops->load_built)
+        return oh_error(ONEHOP_ERR_UNSUPPORTED,
+                        "%s cannot be built: the host device has no compiler at run time",
+                        kernel->name);
+    onehop_result result = device->ops->info(device, &info);
+    if (!result) result = oh_jit_name(program, info.capability, info.driver_version, &key);
+    if (!result) result = device->ops->load_built(device, &key, NULL, kernel, out);
+    if (result || out->handle) return result;
+    result = oh_jit_get(program, info.capability, &key, &image);
+    if (!result) result = device->ops->load_built(device, &key, image.bytes, kernel, out);
+    free(image.bytes);
     return result;
 }
 
-onehop_result oh_cuda_build(oh_device *device, const oh_program *program, const oh_kernel *kernel,
-                            oh_function *out) {
-    const uint32_t arch = oh_cuda_of(device)->capability;
-    int driver = 0;
-    oh_digest key;
-    oh_jit_image image = {NULL, 0};
-    oh_cu_library library = NULL;
-    if (oh_cu.cuDriverGetVersion(&driver) != OH_CU_SUCCESS) driver = 0;
-    onehop_result result = oh_jit_name(program, arch, (uint32_t)driver, &key);
-    if (!result) result = keep(device, &key, NULL, &library);
-    if (!result && !library) {
-        result = oh_jit_get(program, arch, &key, &image);
-        if (!result) result = keep(device, &key, image.bytes, &library);
-        free(image.bytes);
-    }
-    return result ? result : oh_cuda_take_kernel(device, library, kernel, out);
-}
-
-onehop_result oh_cuda_try_build(const oh_program *program, uint32_t arch) {
+onehop_result oh_jit_try(const oh_program *program, uint32_t arch) {
     oh_digest key;
     oh_jit_image image = {NULL, 0};
     onehop_result result = oh_jit_name(program, arch, 0, &key);

@@ -18,6 +18,14 @@ onehop_result oh_jit_name(const oh_program *program, uint32_t arch, uint32_t dri
 onehop_result oh_jit_get(const oh_program *program, uint32_t arch, const oh_digest *key,
                          oh_jit_image *image_out);
 
+/* One kernel for exactly this device: loaded, found where an earlier compilation left it, or
+ * compiled. What it loads stays loaded. UNSUPPORTED without a compiler, and on the host. */
+onehop_result oh_jit_build(oh_device *device, const oh_program *program, const oh_kernel *kernel,
+                           oh_function *out);
+
+/* Compiles for that architecture (90 for sm_90), to see whether it can be done. Needs no GPU. */
+onehop_result oh_jit_try(const oh_program *program, uint32_t arch);
+
 /* OK unless ONEHOP_JIT is off. */
 onehop_result oh_jit_allowed(void);
 

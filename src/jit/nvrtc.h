@@ -6,7 +6,7 @@
 #define OH_NVRTC_H
 
 #include "jit/jit_cache.h"
-#include "device/device.h"
+#include "jit/program.h"
 
 /* What it is told besides the architecture, as X(option). */
 #define OH_NVRTC_OPTIONS(X)     X("--fmad=false") X("-std=c++17")

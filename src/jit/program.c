@@ -149,6 +149,7 @@ static const char kernel_text[] =
 
 static void write_expression(FILE *to, const onehop_expression_config *op) {
     fputs("#define OH_EPILOGUE(a, x, i) oh_epilogue(a, x, i)\n"
+          "#include \"kernels/prim/prim.h\"\n"
           "#include \"protocol/epilogue.h\"\n",
           to);
     fputs(array_text, to);

@@ -6,6 +6,22 @@
 #include "protocol/epilogue.h"
 #include "kernels/kernels.h"
 
+/* What a compiler is given at run time: the text of one kernel, and those that it may include, by
+ * their names. */
+typedef struct oh_source {
+    const char *name, *text;
+} oh_source;
+
+#define OH_PROGRAM_SOURCES 64
+
+typedef struct oh_program {
+    oh_source sources[OH_PROGRAM_SOURCES];
+    size_t count;
+    char *text;      /* of the program itself; oh_program_free */
+    bool expression; /* a caller's expression is in it, so the compiler's errors are the caller's */
+    bool quick;      /* only to see that it compiles: it will not run */
+} oh_program;
+
 /* ARGUMENT, with what is wrong: a name, or a text that is no single expression. It is to keep
  * accidents from reaching the compiler as something else than was meant; code it is all the
  * same. */

@@ -28,6 +28,14 @@ const char *oh_kernel_line(int index);
  * without nvcc has none. */
 extern const void *const oh_kernel_images[];
 
+/* Lanes of a row: as few units each as 512 lanes allow, then as few lanes; two warps at least,
+ * since the signature block, which is as wide, has use for the second. */
+static inline uint32_t oh_lanes_of(uint32_t units) {
+    const uint32_t each = (units + OH_MAX_LANES - 1) / OH_MAX_LANES;
+    const uint32_t lanes = ((units + each - 1) / each + 31) / 32 * 32;
+    return lanes < 64 ? 64 : lanes;
+}
+
 void oh_host_1shot(const void *args, oh_grid grid);
 void oh_host_2shot(const void *args, oh_grid grid);
 void oh_host_scatter(const void *args, oh_grid grid);

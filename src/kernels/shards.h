@@ -7,6 +7,7 @@
 #ifndef OH_SHARDS_H
 #define OH_SHARDS_H
 
+#include "kernels/prim/prim.h"
 #include "protocol/args.h"
 
 typedef struct oh_shards {

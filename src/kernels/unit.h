@@ -6,6 +6,7 @@
 #ifndef OH_UNIT_H
 #define OH_UNIT_H
 
+#include "kernels/prim/prim.h"
 #include "protocol/args.h"
 
 /* One chunk of a message, in units. Chunks are below 4 GiB, so that bytes are counted in 32

@@ -312,3 +312,9 @@ onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_
     if (plan->choice.algorithm == ONEHOP_NCCL && d->nccl) return choose_nccl(d, q, plan);
     return choose_rest(d, q, rule, plan);
 }
+
+onehop_choice oh_plan_choice(const oh_plan *plan) {
+    onehop_choice choice = plan->choice;
+    if (plan->rule) choice.table = oh_tuning_where(plan->rule, &choice.line);
+    return choice;
+}

@@ -83,4 +83,7 @@ typedef struct oh_plan {
  * error it is not to be used. Errors: ALGORITHM, TOO_LARGE (rows of a fused operation). */
 onehop_result oh_dispatch_choose(const oh_dispatch *d, const oh_question *q, oh_plan *plan);
 
+/* `choice` with the place of the plan's rule. */
+onehop_choice oh_plan_choice(const oh_plan *plan);
+
 #endif

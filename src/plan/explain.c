@@ -1,8 +1,8 @@
 /* See explain.h. */
 #include "plan/explain.h"
 
+#include "kernels/kernels.h"
 #include "plan/rules.h"
-#include "call/told.h"
 #include "protocol/layout.h"
 
 #include <stdlib.h>
@@ -70,7 +70,7 @@ onehop_result oh_explain(const oh_explain_group *group, const oh_question *q, oh
     if (!result) result = oh_dispatch_choose(d, q, &plan);
     if (!result) {
         tell_rules(d, &group->group, q, &tuning, plan.rule, (listener){tell, user});
-        *choice_out = oh_told_choice(&plan);
+        *choice_out = oh_plan_choice(&plan);
     }
     oh_tuning_free(&tuning);
     free(d);

@@ -4,7 +4,7 @@
 #ifndef OH_ARGS_H
 #define OH_ARGS_H
 
-#include "kernels/prim/prim.h"
+#include "protocol/regions.h"
 
 /* Element types as constants of the bodies; the values of onehop_dtype, and bytes of any
  * meaning. */
@@ -73,11 +73,5 @@ OH_STATIC_ASSERT(OH_SIGNAL_BLOCK_BYTES == 256, signals);
 
 /* Address of a member of a struct that lies at `base`. */
 #define OH_MEMBER(base, type, member) ((oh_u64) & ((type *)(base))->member)
-
-/* The k-th next rank. */
-OH_FN oh_u32 oh_next_rank(const oh_args *a, oh_u32 k) {
-    const oh_u32 r = a->rank + k;
-    return r < a->world ? r : r - a->world;
-}
 
 #endif

@@ -55,12 +55,4 @@ typedef struct oh_qknorm_args {
 
 OH_STATIC_ASSERT(sizeof(oh_qknorm_args) == 680, qknorm_args);
 
-/* Lanes of a row: as few units each as 512 lanes allow, then as few lanes; two warps at least,
- * since the signature block, which is as wide, has use for the second. */
-OH_FN oh_u32 oh_lanes_of(oh_u32 units) {
-    const oh_u32 each = (units + OH_MAX_LANES - 1) / OH_MAX_LANES;
-    const oh_u32 lanes = ((units + each - 1) / each + 31) / 32 * 32;
-    return lanes < 64 ? 64 : lanes;
-}
-
 #endif

@@ -19,13 +19,7 @@
 #ifndef OH_REGIONS_H
 #define OH_REGIONS_H
 
-typedef unsigned char oh_u8;
-typedef unsigned short oh_u16;
-typedef unsigned int oh_u32;
-typedef int oh_i32;
-typedef unsigned long long oh_u64;
-
-#define OH_MAX_RANKS 16
+#include "protocol/words.h"
 
 /* A block's signals: one word per writing rank, of each kind. */
 #define OH_SIGNAL_ENTER       0 /* my data is there */

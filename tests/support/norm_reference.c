@@ -3,6 +3,7 @@
 
 #include "../harness.h"
 #include "kernels/fused/norm.h"
+#include "kernels/kernels.h"
 
 #include <math.h>
 

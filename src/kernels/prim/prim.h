@@ -17,18 +17,6 @@
 
 #include "protocol/regions.h"
 
-/* The unit in which data is dealt to threads, stored to peers and polled. */
-typedef struct oh_unit {
-    oh_u32 w[4];
-} oh_unit;
-
-/* Two LL words of 8 bytes, each written and read whole. */
-typedef struct oh_pair {
-    oh_u64 w[2];
-} oh_pair;
-
-#define OH_UNIT_BYTES 16
-
 /* A word of a landing slot that nobody has written. */
 #define OH_SENTINEL 0xFFFFFFFFu
 
@@ -37,17 +25,6 @@ typedef struct oh_pair {
 #ifndef OH_EPILOGUE
 #define OH_EPILOGUE(a, x, i) (x)
 #endif
-
-/* Most threads that work on a row together. */
-#define OH_MAX_LANES 512
-
-#define OH_CONCAT_(a, b) a##b
-#define OH_CONCAT(a, b)  OH_CONCAT_(a, b)
-#define OH_STATIC_ASSERT(condition, tag)                                                           \
-    typedef char OH_CONCAT(oh_static_assert_##tag##_, __LINE__)[(condition) ? 1 : -1]
-
-OH_STATIC_ASSERT(sizeof(oh_u64) == 8 && sizeof(oh_u32) == 4 && sizeof(oh_u16) == 2, widths);
-OH_STATIC_ASSERT(sizeof(oh_unit) == OH_UNIT_BYTES, unit);
 
 #if defined(__CUDACC__)
 #include "kernels/prim/prim_cuda.h"
