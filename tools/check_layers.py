@@ -5,7 +5,7 @@
 
 A file includes only its own layer and those below; rendezvous, storage and kernels never include each
 other; device/cuda, device/host and NCCL's functions are device's own, but for the command; the command and the examples know only onehop.h and their own files; CUDA headers appear only
-under src/device/cuda and in src/kernels/prim_cuda.h; what becomes a GPU kernel includes no system header;
+under src/device/cuda and in src/kernels/prim/prim_cuda.h; what becomes a GPU kernel includes no system header;
 file names are unique; only src/base/env.c reads the environment; the library makes no descriptor but through src/base/descriptor.h; only cuda_multicast.c calls the driver's multicast
 functions, and nothing that runs on GPUs names the switch that allows them.
 
@@ -18,11 +18,12 @@ import re
 import sys
 import tempfile
 
-LEVEL = {"base": 0, "device": 1, "rendezvous": 2, "storage": 2, "kernels": 2, "comm": 3, "ops": 4}
+LEVEL = {"base": 0, "device": 1, "protocol": 2, "rendezvous": 2, "kernels": 3, "jit": 4, "plan": 4, "communicator": 5,
+         "context": 6, "capture": 7, "call": 8}
 # They know onehop.h, files of their own folder, and the layers named here.
-USERS = {"cli": ("base", "device"), "examples": ()}
+USERS = {"cli": ("base", "device", "protocol"), "examples": ()}
 # What of a higher layer the command may include besides: `onehop which` reads the tables without a context.
-LENT = {"src/comm/explain.h": "cli"}
+LENT = {"src/plan/explain.h": ("cli",)}
 TOP = "tests"  # may include anything
 # What device keeps from the layers above it, and those that may include it all the same.
 PRIVATE = {"src/device/cuda/": (), "src/device/host/": ("kernels",), "src/device/nccl/nccl_api.h": ()}
@@ -31,7 +32,7 @@ CODE = (".c", ".h", ".def", ".cu", ".S")
 SAME_NAME_OK = {"CMakeLists.txt", "README.md", "run.sh", "__init__.py", "conftest.py"}
 CUDA = re.compile(r"(cuda|cu[A-Z]|nvrtc|nvml|nvtx|nccl|nv/|crt/|cooperative_groups|mma\.h|sm_\d|vector_types|"
                   r"driver_types|device_launch|math_constants|builtin_types)")
-CUDA_ALLOWED = ("src/device/cuda/", "src/kernels/prim_cuda.h", "tests/cuda/", "tests/gpu/")
+CUDA_ALLOWED = ("src/device/cuda/", "src/kernels/prim/prim_cuda.h", "tests/cuda/", "tests/gpu/")
 COMMENT_OR_STRING = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"\n]+)"|<([^>\n]+)>|(\w+))', re.MULTILINE)
 
@@ -96,10 +97,10 @@ def may_include(path, target):
     here, there = layer(path), layer(target)
     if there == "include" or here == TOP:
         return ""
-    if LENT.get(target) == here:
+    if here in LENT.get(target, ()):
         return ""
     if here in USERS:
-        own = os.path.dirname(path) == os.path.dirname(target) or there in USERS[here]
+        own = (here == there == "cli" or os.path.dirname(path) == os.path.dirname(target)) or there in USERS[here]
         return "" if own else f"{here} may include only {', '.join(('onehop.h', *USERS[here]))} and its own files"
     if here == there:
         return ""
@@ -229,20 +230,20 @@ PLANTED = (
     ("a long line", "src/base/w.c", "/* " + 98 * "x" + " */\n", "columns, at most"),
     ("a lone end of a comment", "src/base/v.c", "/* text\n */\n", "stands alone"),
     ("base reaches up", "src/base/a.c", '#include "device/device.h"\n', "base is below device"),
-    ("device reaches comm", "src/device/host/b.c", '#include "comm/comm.h"\n', "device is below comm"),
+    ("device reaches comm", "src/device/host/b.c", '#include "communicator/comm.h"\n', "device is below comm"),
     ("by a relative path", "src/base/c.c", '#include "../ops/ops.h"\n', "base is below ops"),
     ("kernels and storage", "src/kernels/d.c", '#include "storage/storage.h"\n', "never include each other"),
     ("storage and rendezvous", "src/storage/e.c", '# include "rendezvous/rendezvous.h"\n', "never include"),
-    ("command uses internals", "src/cli/f.c", '#include "comm/comm.h"\n', "only onehop.h"),
-    ("command reads the tables", "src/cli/ff.c", '#include "comm/explain.h"\n', ""),
-    ("example uses internals", "examples/x/g.c", '#include "comm/comm.h"\n', "only onehop.h"),
-    ("library uses the command", "src/ops/h.c", '#include "cli/cli.h"\n', "may not include cli"),
+    ("command uses internals", "src/cli/f.c", '#include "communicator/comm.h"\n', "only onehop.h"),
+    ("command reads the tables", "src/cli/ff.c", '#include "plan/explain.h"\n', ""),
+    ("example uses internals", "examples/x/g.c", '#include "communicator/comm.h"\n', "only onehop.h"),
+    ("library uses the command", "src/ops/h.c", '#include "cli/shared/cli.h"\n', "may not include cli"),
     ("library uses tests", "src/ops/i.c", '#include "tests/support/harness.h"\n', "not in the tree"),
     ("CUDA header in storage", "src/storage/j.c", "#include <cuda.h>\n", "CUDA header"),
     ("CUDA header in kernels", "src/kernels/k.h", "#include <cuda_bf16.h>\n", "CUDA header"),
     ("system header in a kernel", "src/kernels/kernels.c", "#include <stdint.h>\n", "NVRTC does not have"),
     ("missing file", "src/comm/l.c", '#include "comm/gone.h"\n', "not in the tree"),
-    ("same name twice", "src/ops/comm.h", "\n", "same name as src/comm/comm.h"),
+    ("same name twice", "src/ops/comm.h", "\n", "same name as src/communicator/comm.h"),
     ("getenv in comm", "src/comm/m.c", 'const char *s = getenv("ONEHOP_LOG");\n', "reads the environment"),
     ("setenv in ops", "src/ops/n.c", 'int x = setenv("A", "b", 1);\n', "never changes"),
     ("CUDA device in comm", "src/comm/cc.c", '#include "device/cuda/inside.h"\n', "device's own"),
@@ -261,11 +262,11 @@ PLANTED = (
     ("a received one", "src/rendezvous/z.c", "n = recvmsg(fd, &message, 0);\n", "receives a descriptor"),
     ("a descriptor moved up", "src/comm/aa.c", "int fd = oh_fd_high(\n    openat(at, name, O_RDONLY));\n", ""),
     ("a descriptor of the command", "src/cli/bb.c", "int fd = open(name, 0);\n", ""),
-    ("all of it allowed", "src/ops/p.c", '#include <onehop.h>\n#include "comm/comm.h"\n#include "base/base.h"\n', ""),
+    ("all of it allowed", "src/ops/p.c", '#include <onehop.h>\n#include "communicator/comm.h"\n#include "base/base.h"\n', ""),
     ("getenv in env.c", "src/base/env.c", 'const char *s = getenv("ONEHOP_LOG");\n', ""),
-    ("only in a comment", "src/base/q.c", '/* #include "ops/ops.h"\n getenv(x) */\n// getenv(y)\n', ""),
+    ("only in a comment", "src/base/q.c", '/* #include "call/ops.h"\n getenv(x) */\n// getenv(y)\n', ""),
     ("CUDA where it may be", "src/device/cuda/r.c", "#include <cuda.h>\n", ""),
-    ("test uses internals", "tests/test_s.c", '#include "comm/comm.h"\n', ""),
+    ("test uses internals", "tests/test_s.c", '#include "communicator/comm.h"\n', ""),
     ("command's own header", "src/cli/t.c", '#include "cli.h"\n#include <stdio.h>\n', ""),
 )
 
@@ -282,10 +283,10 @@ def self_test():
     for what, path, text, word in PLANTED:
         with tempfile.TemporaryDirectory(prefix="onehop-layers-") as root:
             for name in ("include/onehop.h", "src/base/base.h", "src/device/device.h", "src/storage/storage.h",
-                         "src/rendezvous/rendezvous.h", "src/comm/comm.h", "src/ops/ops.h", "src/cli/cli.h",
-                         "src/kernels/prim.h", "src/device/cuda/inside.h", "src/device/host/lanes.h",
+                         "src/rendezvous/rendezvous.h", "src/communicator/comm.h", "src/call/ops.h", "src/cli/shared/cli.h",
+                         "src/kernels/prim/prim.h", "src/device/cuda/inside.h", "src/device/host/lanes.h",
                          "src/device/nccl/nccl.h", "src/device/nccl/nccl_api.h",
-                         "src/comm/explain.h"):
+                         "src/plan/explain.h"):
                 write(root, name, "")
             write(root, path, text)
             problems = check(root).problems

@@ -1,5 +1,5 @@
 /* Entry of the executable: finds the subcommand. */
-#include "cli/cli.h"
+#include "cli/shared/cli.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -23,6 +23,12 @@
 
 #include "kernels/guard.h"
 
+/* The k-th next rank. */
+OH_FN oh_u32 oh_next_rank(const oh_args *a, oh_u32 k) {
+    const oh_u32 r = a->rank + k;
+    return r < a->world ? r : r - a->world;
+}
+
 #define OH_WARP        32u
 #define OH_GUARD_LOADS 4
 

@@ -24,7 +24,8 @@
 #ifndef OH_GUARD_H
 #define OH_GUARD_H
 
-#include "kernels/args.h"
+#include "kernels/prim/prim.h"
+#include "protocol/args.h"
 
 /* How long after a peer is seen gone its last stores may still be on their way, or unread by us. */
 #define OH_GRACE_NS 20000000ull

@@ -2,7 +2,8 @@
 #include "norm_reference.h"
 
 #include "../harness.h"
-#include "kernels/norm.h"
+#include "kernels/fused/norm.h"
+#include "kernels/kernels.h"
 
 #include <math.h>
 
