@@ -88,9 +88,16 @@ OH_FN oh_sum oh_norm_values(oh_unit r, oh_sum factors, float inverse, oh_u32 dty
     return y;
 }
 
+/* A row that a block has in hand. */
+typedef struct oh_norm_turn {
+    oh_u32 row, turn; /* `turn` counts the rows of the block */
+    oh_u32 alive;     /* 0: the thread has given up, and stores nothing */
+    float inverse;    /* 1/sqrt(mean of squares + eps), once it is known */
+} oh_norm_turn;
+
 /* The scale of a row of which the lanes hold r and the weight. */
 OH_FN float oh_norm_row_scale(const oh_norm_args *n, oh_grid g, const oh_unit *r, const oh_unit *w,
-                              float inverse, oh_u32 turn, oh_u32 alive, oh_u32 dtype) {
+                              oh_norm_turn t, oh_u32 dtype) {
     OH_KEEP(float, max, 1, &n->call, OH_PLACE_MAX);
     float scale;
     oh_u32 lane, i, k;
@@ -99,9 +106,9 @@ OH_FN float oh_norm_row_scale(const oh_norm_args *n, oh_grid g, const oh_unit *r
         OH_UNROLL
         for (i = 0; i < OH_NORM_UNITS; i++) {
             const oh_u32 at = OH_KEPT(lane, i, n->lanes);
-            if (alive && lane + i * n->lanes < n->call.units) {
+            if (t.alive && lane + i * n->lanes < n->call.units) {
                 const oh_sum y = oh_norm_values(r[at], oh_norm_factors(w[at], n->plus_one, dtype),
-                                                inverse, dtype);
+                                                t.inverse, dtype);
                 OH_UNROLL
                 for (k = 0; k < (dtype == OH_F32 ? 4u : 8u); k++)
                     m = oh_max_f32(m, oh_max_f32(y.f[k], -y.f[k]));
@@ -109,47 +116,50 @@ OH_FN float oh_norm_row_scale(const oh_norm_args *n, oh_grid g, const oh_unit *r
         }
         max[OH_KEPT(lane, 0, n->lanes)] = m;
     }
-    scale = oh_div_f32(oh_block_max(max, n->lanes, turn), OH_E4M3_MAX);
+    scale = oh_div_f32(oh_block_max(max, n->lanes, t.turn), OH_E4M3_MAX);
     return oh_max_f32(scale, OH_MIN_ROW_SCALE);
 }
 
-/* All that follows from r: the lanes hold their units of row `row`. `turn` counts the rows of the
- * block. All threads of the block come here together. */
-OH_FN void oh_norm_row(const oh_norm_args *n, oh_grid g, oh_u32 row, const oh_unit *r, oh_u32 turn,
-                       oh_u32 alive, oh_u32 dtype) {
+/* All that follows from r, of which the lanes hold their units. All threads of the block come here
+ * together. */
+OH_FN void oh_norm_row(const oh_norm_args *n, oh_grid g, oh_norm_turn t, const oh_unit *r,
+                       oh_u32 dtype) {
     OH_KEEP(oh_unit, w, OH_NORM_UNITS, &n->call, OH_PLACE_WEIGHT);
     OH_KEEP(float, squares, 1, &n->call, OH_PLACE_SQUARES);
-    float inverse, scale = n->scale;
+    float scale = n->scale;
     oh_u32 lane, i;
+    /* The lanes' squares, and the weight, which is on its way meanwhile. */
     OH_LANES(lane, g, n->lanes) {
         float sum = 0.0f;
         OH_UNROLL
         for (i = 0; i < OH_NORM_UNITS; i++) {
             const oh_u32 u = lane + i * n->lanes, at = OH_KEPT(lane, i, n->lanes);
-            if (alive && u < n->call.units) {
+            if (t.alive && u < n->call.units) {
                 w[at] = oh_row_load(n, n->weight, u, dtype);
                 sum += oh_unit_squares(r[at], dtype);
             }
         }
         squares[OH_KEPT(lane, 0, n->lanes)] = sum;
     }
-    inverse = oh_norm_inverse(n, oh_block_sum(squares, n->lanes, turn));
+    t.inverse = oh_norm_inverse(n, oh_block_sum(squares, n->lanes, t.turn));
     if (n->row_scales) {
-        scale = oh_norm_row_scale(n, g, r, w, inverse, turn, alive, dtype);
-        if (g.thread == 0 && alive) oh_st_u32(n->row_scales + 4ull * row, oh_bits_of_f32(scale));
+        scale = oh_norm_row_scale(n, g, r, w, t, dtype);
+        if (g.thread == 0 && t.alive)
+            oh_st_u32(n->row_scales + 4ull * t.row, oh_bits_of_f32(scale));
     }
+    /* The outputs, of registers alone. */
     OH_LANES(lane, g, n->lanes) {
         OH_UNROLL
         for (i = 0; i < OH_NORM_UNITS; i++) {
             const oh_u32 u = lane + i * n->lanes, at = OH_KEPT(lane, i, n->lanes);
-            if (alive && u < n->call.units) {
+            if (t.alive && u < n->call.units) {
                 const oh_sum y = oh_norm_values(r[at], oh_norm_factors(w[at], n->plus_one, dtype),
-                                                inverse, dtype);
+                                                t.inverse, dtype);
                 if (n->call.out)
-                    oh_row_store(n, n->call.out + row * n->out_stride, u, oh_sum_rounded(y, dtype),
-                                 dtype);
+                    oh_row_store(n, n->call.out + t.row * n->out_stride, u,
+                                 oh_sum_rounded(y, dtype), dtype);
                 if (n->quantised)
-                    oh_row_store_e4m3(n, n->quantised + row * n->quantised_stride, u, y, scale,
+                    oh_row_store_e4m3(n, n->quantised + t.row * n->quantised_stride, u, y, scale,
                                       dtype);
             }
         }
@@ -158,21 +168,23 @@ OH_FN void oh_norm_row(const oh_norm_args *n, oh_grid g, oh_u32 row, const oh_un
 
 /* ---- r of a row that lies in the slots ------------------------------------------------------- */
 
+/* A row in the slots: the other ranks' units lie from `at` on. */
+typedef struct oh_norm_place {
+    oh_u32 row;
+    oh_u64 at;
+    oh_waiter wait;
+} oh_norm_place;
+
+/* Rows of a chunk, the first of which is chunk * n->chunk_rows. */
+OH_FN oh_u32 oh_rows_of_chunk(oh_u32 rows, oh_u32 chunk_rows, oh_u32 chunk) {
+    const oh_u32 left = rows - chunk * chunk_rows;
+    return left < chunk_rows ? left : chunk_rows;
+}
+
 /* Waits for one unit of all sources; with `world` they are in v then. 0: the communicator died. */
-OH_FN oh_i32 oh_norm_await(const oh_args *a, oh_u64 at, oh_unit *v, oh_u32 site, oh_u32 sequence,
-                           oh_i32 looks_at_host, oh_u32 world) {
-    oh_u32 n = 0, j;
-    if (world) {
-        OH_NO_UNROLL
-        while (oh_look(a, at, v, world) >= 0 && ++n < OH_POLLS) {
-        }
-        if (OH_LIKELY(n < OH_POLLS)) return 1;
-    }
-    OH_NO_UNROLL
-    for (j = 0; j + 1 < a->world; j++)
-        if (!oh_poll_unit(a, a->peers[j].from + at,
-                          OH_WAIT_FOR(site, oh_other_rank(a, j), looks_at_host), sequence))
-            return 0;
+OH_FN oh_i32 oh_norm_await(const oh_args *a, oh_u64 at, oh_unit *v, oh_waiter w, oh_u32 world) {
+    if (world && OH_LIKELY(oh_look_long(a, at, v, world))) return 1;
+    if (!oh_await_sources(a, at, w)) return 0;
     if (world) oh_look(a, at, v, world);
     return 1;
 }
@@ -197,12 +209,12 @@ OH_FN oh_u32 oh_norm_look_at_first(const oh_norm_args *n, oh_u32 lane, oh_u64 fr
     return 0;
 }
 
-/* Every lane's units of r of row `row`, whose units of the other ranks lie from `place` on in the
- * slots; re-arms them and stores residual_out. The first own values and residuals are on their way
- * while it waits. Nonzero: the communicator is dead. */
-OH_FN oh_u32 oh_norm_collect(const oh_norm_args *n, oh_grid g, oh_call_state c, oh_u32 row,
-                             oh_u64 place, oh_unit *r, oh_u32 site, oh_u32 dtype, oh_u32 world) {
+/* Every lane's units of r of a row; re-arms what it has read and stores residual_out. The first own
+ * values and residuals are on their way while it waits. Nonzero: the communicator is dead. */
+OH_FN oh_u32 oh_norm_collect(const oh_norm_args *n, oh_grid g, oh_u32 dead, oh_norm_place p,
+                             oh_unit *r, oh_stamp stamp) {
     const oh_args *a = &n->call;
+    const oh_u32 dtype = stamp.dtype, world = stamp.world, row = p.row;
     const oh_u64 in = a->in + row * n->in_stride,
                  residual_in = n->residual_in + row * n->residual_in_stride,
                  residual_out = n->residual_out + row * n->residual_out_stride;
@@ -219,23 +231,22 @@ OH_FN oh_u32 oh_norm_collect(const oh_norm_args *n, oh_grid g, oh_call_state c, 
                 if (n->residual_in) residuals[i] = oh_row_load(n, residual_in, u, dtype);
             }
         }
-        if (world == 2 && !c.dead)
-            there = oh_norm_look_at_first(n, lane, a->peers[0].from + place, theirs);
+        if (world == 2 && !dead)
+            there = oh_norm_look_at_first(n, lane, a->peers[0].from + p.at, theirs);
         OH_UNROLL
         for (i = 0; i < OH_NORM_UNITS; i++) {
             const oh_u32 u = lane + i * n->lanes, k = i < OH_NORM_TOGETHER ? i : 0;
-            const oh_u64 at = place + (oh_u64)u * OH_UNIT_BYTES;
+            const oh_u64 at = p.at + (oh_u64)u * OH_UNIT_BYTES;
             oh_unit v[OH_MAX_RANKS], own = first[k], residual = residuals[k];
             oh_sum sum;
-            if (u >= a->units || c.dead) continue;
+            if (u >= a->units || dead) continue;
             if (i >= OH_NORM_TOGETHER) {
                 own = oh_row_load(n, in, u, dtype);
                 if (n->residual_in) residual = oh_row_load(n, residual_in, u, dtype);
             }
             v[0] = theirs[k];
-            if (!(there && i < OH_NORM_TOGETHER) &&
-                !oh_norm_await(a, at, v, site, c.sequence, g.thread == 0, world)) {
-                c.dead = 1;
+            if (!(there && i < OH_NORM_TOGETHER) && !oh_norm_await(a, at, v, p.wait, world)) {
+                dead = 1;
                 continue;
             }
             sum = world ? oh_add_sources(a, v, own, dtype, world)
@@ -247,7 +258,7 @@ OH_FN oh_u32 oh_norm_collect(const oh_norm_args *n, oh_grid g, oh_call_state c, 
                 oh_row_store(n, residual_out, u, r[OH_KEPT(lane, i, n->lanes)], dtype);
         }
     }
-    return c.dead;
+    return dead;
 }
 
 #endif

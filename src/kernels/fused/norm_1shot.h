@@ -26,6 +26,12 @@
 
 /* ---- the fast path: `each` units of a lane at most ------------------------------------------- */
 
+/* How the path is cut, all constants: units of a lane at most, and how many of them are waited for
+ * together. Two units of more sources than one and all else do not fit in registers. */
+typedef struct oh_norm_shape {
+    oh_u32 dtype, world, each, together;
+} oh_norm_shape;
+
 /* The lanes' units of a row that begins at `row`. */
 OH_FN void oh_norm_load(const oh_norm_args *n, oh_grid g, oh_u64 row, oh_unit *v, oh_u32 each) {
     oh_u32 lane, i;
@@ -41,15 +47,15 @@ OH_FN void oh_norm_load(const oh_norm_args *n, oh_grid g, oh_u64 row, oh_unit *v
 
 /* The same to all peers; `units` is 0 in a thread that has given up. */
 OH_FN void oh_norm_push(const oh_norm_args *n, oh_grid g, oh_u64 place, const oh_unit *v,
-                        oh_u32 units, oh_u32 dtype, oh_u32 world, oh_u32 each) {
+                        oh_u32 units, oh_norm_shape s) {
     oh_u32 lane, i;
     OH_LANES(lane, g, n->lanes) {
         OH_UNROLL
-        for (i = 0; i < each; i++) {
+        for (i = 0; i < s.each; i++) {
             const oh_u32 u = lane + i * n->lanes;
             if (u < units)
                 oh_push_unit(&n->call, place + (oh_u64)u * OH_UNIT_BYTES,
-                             v[OH_KEPT(lane, i, n->lanes)], dtype, world);
+                             v[OH_KEPT(lane, i, n->lanes)], s.dtype, s.world);
         }
     }
 }
@@ -67,24 +73,16 @@ OH_FN void oh_norm_all_factors(const oh_norm_args *n, oh_grid g, const oh_unit *
     }
 }
 
-/* Waits for a unit of all sources, however long. 0: the communicator died. */
-OH_SLOW_FN oh_i32 oh_norm_await_long(const oh_args *a, oh_u64 at, oh_u32 sequence,
-                                     oh_i32 looks_at_host) {
-    oh_u32 j;
-    for (j = 0; j + 1 < a->world; j++)
-        if (!oh_poll_unit(a, a->peers[j].from + at,
-                          OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, oh_other_rank(a, j), looks_at_host),
-                          sequence))
-            return 0;
-    return 1;
+/* Out of the way of the fast path. */
+OH_SLOW_FN oh_i32 oh_norm_await_long(const oh_args *a, oh_u64 at, oh_waiter w) {
+    return oh_await_sources(a, at, w);
 }
 
-/* Waits for all sources' units at `at` and, `apart` bytes on, at the second place, if there are
- * two: all are looked at together, so that their loads are in flight together. 0: the communicator
- * died. */
-OH_FN oh_i32 oh_norm_await_units(const oh_args *a, oh_u64 at, oh_u64 apart, oh_u32 two,
-                                 oh_unit v[][OH_MAX_RANKS], oh_u32 sequence, oh_i32 looks_at_host,
-                                 oh_u32 world) {
+/* Waits for all sources' units at `at` and, unless `apart` is 0, for those that lie so many bytes
+ * behind: all are looked at together, so that their loads are in flight together. 0: the
+ * communicator died. */
+OH_FN oh_i32 oh_norm_await_units(const oh_args *a, oh_u64 at, oh_u64 apart,
+                                 oh_unit v[][OH_MAX_RANKS], oh_waiter w, oh_u32 world) {
     oh_u32 looks, missing, j;
     for (;;) {
         OH_NO_UNROLL
@@ -93,24 +91,17 @@ OH_FN oh_i32 oh_norm_await_units(const oh_args *a, oh_u64 at, oh_u64 apart, oh_u
             OH_UNROLL
             for (j = 0; j + 1 < world; j++) {
                 v[0][j] = oh_ld_relaxed_sys_unit(a->peers[j].from + at);
-                if (two) v[1][j] = oh_ld_relaxed_sys_unit(a->peers[j].from + at + apart);
+                if (apart) v[1][j] = oh_ld_relaxed_sys_unit(a->peers[j].from + at + apart);
             }
             OH_UNROLL
             for (j = 0; j + 1 < world; j++)
-                missing |= !oh_unit_arrived(v[0][j]) | (two && !oh_unit_arrived(v[1][j]));
+                missing |= !oh_unit_arrived(v[0][j]) | (apart && !oh_unit_arrived(v[1][j]));
             if (!missing) return 1;
         }
-        if (!oh_norm_await_long(a, at, sequence, looks_at_host) ||
-            (two && !oh_norm_await_long(a, at + apart, sequence, looks_at_host)))
+        if (!oh_norm_await_long(a, at, w) || (apart && !oh_norm_await_long(a, at + apart, w)))
             return 0;
     }
 }
-
-/* How the path is cut, all constants: units of a lane at most, and how many of them are waited for
- * together. Two units of more sources than one and all else do not fit in registers. */
-typedef struct oh_norm_shape {
-    oh_u32 dtype, world, each, together;
-} oh_norm_shape;
 
 /* What a block has of its rows: one at which it works, and the next one. */
 typedef struct oh_norm_rows {
@@ -148,7 +139,7 @@ OH_FN void oh_norm_fast_begin(const oh_norm_args *n, oh_grid g, oh_norm_rows *k,
     oh_norm_load(n, g, n->weight, k->weight, s.each);
     if (k->c.dead) k->units = 0;
     k->place = oh_push_place(a, k->c.parity, 0) + (oh_u64)k->row * a->units * OH_UNIT_BYTES;
-    oh_norm_push(n, g, k->place, k->own, k->units, s.dtype, s.world, s.each);
+    oh_norm_push(n, g, k->place, k->own, k->units, s);
     if (a->early_trigger) oh_pdl_trigger();
     k->in += k->stride * n->in_stride;
     if (k->row + k->stride < n->rows) oh_norm_load(n, g, k->in, k->next, s.each);
@@ -173,8 +164,8 @@ OH_FN void oh_norm_fast_sum(const oh_norm_args *n, oh_grid g, oh_norm_rows *k, o
         plus = oh_sum_here(plus, s.dtype);
     }
     if (first < k->units &&
-        !oh_norm_await_units(a, at, apart, s.together == 2 && first + n->lanes < k->units, v,
-                             k->c.sequence, g.thread == 0, s.world))
+        !oh_norm_await_units(a, at, s.together == 2 && first + n->lanes < k->units ? apart : 0, v,
+                             oh_waiter_of(k->c, g, OH_SITE_PUSH_1SHOT), s.world))
         k->units = 0;
     OH_UNROLL
     for (j = 0; j < s.together; j++) {
@@ -231,7 +222,7 @@ OH_FN void oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_norm_shape s) {
     for (;;) {
         const oh_u32 more = k.row + k.stride < n->rows;
         /* The link is busy with the next row while this one is heard. */
-        if (more) oh_norm_push(n, g, k.place + k.step, k.next, k.units, s.dtype, s.world, s.each);
+        if (more) oh_norm_push(n, g, k.place + k.step, k.next, k.units, s);
         OH_LANES(lane, g, n->lanes) {
             k.squares = 0.0f;
             OH_UNROLL
@@ -255,7 +246,7 @@ OH_FN void oh_norm_fast(const oh_norm_args *n, oh_grid g, oh_norm_shape s) {
 /* ---- any case -------------------------------------------------------------------------------- */
 
 OH_FN void oh_norm_push_row(const oh_norm_args *n, oh_grid g, oh_u32 row, oh_u64 place,
-                            oh_u32 dtype, oh_u32 world) {
+                            oh_stamp k) {
     const oh_args *a = &n->call;
     const oh_u64 in = a->in + row * n->in_stride;
     oh_u32 lane, i;
@@ -265,29 +256,32 @@ OH_FN void oh_norm_push_row(const oh_norm_args *n, oh_grid g, oh_u32 row, oh_u64
         for (i = 0; i < OH_NORM_UNITS; i++) {
             const oh_u32 u = lane + i * n->lanes;
             v[i] = oh_unit_armed();
-            if (u < a->units) v[i] = oh_row_load(n, in, u, dtype);
+            if (u < a->units) v[i] = oh_row_load(n, in, u, k.dtype);
         }
         OH_UNROLL
         for (i = 0; i < OH_NORM_UNITS; i++) {
             const oh_u32 u = lane + i * n->lanes;
             if (u < a->units)
-                oh_push_unit(a, place + (oh_u64)u * OH_UNIT_BYTES, v[i], dtype,
-                             world ? world : a->world);
+                oh_push_unit(a, place + (oh_u64)u * OH_UNIT_BYTES, v[i], k.dtype,
+                             k.world ? k.world : a->world);
         }
     }
 }
 
-OH_FN void oh_norm_general(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 world) {
+OH_FN void oh_norm_general(const oh_norm_args *n, oh_grid g, oh_stamp k) {
     const oh_args *a = &n->call;
     const oh_u64 row_room = (oh_u64)a->units * OH_UNIT_BYTES;
     OH_KEEP(oh_unit, r, OH_NORM_UNITS, a, OH_PLACE_ROW);
     const oh_u32 stride = g.blocks - 1;
-    oh_u32 chunk, row, pushed, turn = 0;
+    oh_norm_turn t = {0, 0, 1, 0.0f};
+    oh_norm_place p;
+    oh_u32 chunk, row, pushed;
     oh_call_state c = oh_call_begin(oh_sequence_word(a, g.block));
+    p.wait = oh_waiter_of(c, g, OH_SITE_PUSH_1SHOT);
     OH_NO_UNROLL
     for (chunk = 0; chunk < a->chunks; chunk++) {
-        const oh_u32 first = chunk * n->chunk_rows, left = n->rows - first;
-        const oh_u32 rows = left < n->chunk_rows ? left : n->chunk_rows;
+        const oh_u32 first = chunk * n->chunk_rows;
+        const oh_u32 rows = oh_rows_of_chunk(n->rows, n->chunk_rows, chunk);
         const oh_u64 place = oh_push_place(a, c.parity, chunk);
         if (chunk) oh_fence_acq_rel_sys();
         pushed = g.block;
@@ -296,11 +290,14 @@ OH_FN void oh_norm_general(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u3
             OH_NO_UNROLL
             for (; pushed < rows && (OH_PUSH_WHOLE_CHUNK || pushed <= row + stride) && !c.dead;
                  pushed += stride)
-                oh_norm_push_row(n, g, first + pushed, place + pushed * row_room, dtype, world);
+                oh_norm_push_row(n, g, first + pushed, place + pushed * row_room, k);
             if (a->early_trigger) oh_pdl_trigger();
-            c.dead = oh_norm_collect(n, g, c, first + row, place + row * row_room, r,
-                                     OH_SITE_PUSH_1SHOT, dtype, world);
-            oh_norm_row(n, g, first + row, r, turn++, !c.dead, dtype);
+            p.row = t.row = first + row;
+            p.at = place + row * row_room;
+            c.dead = oh_norm_collect(n, g, c.dead, p, r, k);
+            t.alive = !c.dead;
+            oh_norm_row(n, g, t, r, k.dtype);
+            t.turn++;
         }
     }
     oh_call_end(a, g, c);
@@ -312,6 +309,7 @@ OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 
     const oh_args *a = &n->call;
     /* Units of a lane for which there are registers. */
     const oh_u32 max = world <= 4 && dtype == OH_BF16 ? 2 : 1;
+    const oh_stamp stamp = {dtype, world};
     const oh_norm_shape one = {dtype, world, 1, 1}, two = {dtype, world, 2, world > 2 ? 1u : 2u};
     const oh_u32 fast = !OH_PUSH_WHOLE_CHUNK && world && a->chunks == 1 && a->whole == a->units &&
                         a->units <= max * n->lanes && !n->quantised && g.block < n->rows;
@@ -324,7 +322,7 @@ OH_FN void oh_norm_1shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 
     }
     if (oh_call_enter(a, g)) return;
     if (OH_UNLIKELY(!fast))
-        oh_norm_general(n, g, dtype, world);
+        oh_norm_general(n, g, stamp);
     else if (max == 1 || a->units <= n->lanes)
         oh_norm_fast(n, g, one);
     else

@@ -67,32 +67,32 @@ OH_FN void oh_norm_push_r(const oh_norm_args *n, oh_grid g, oh_u64 place, const 
     }
 }
 
-/* Every lane's units of r of an owner's row, which lies from `from` on; re-arms them and stores
+/* Every lane's units of r of an owner's row, which lies in its slot; re-arms them and stores
  * residual_out. Nonzero: the communicator is dead. */
-OH_FN oh_u32 oh_norm_gather_row(const oh_norm_args *n, oh_grid g, oh_call_state c, oh_u32 row,
-                                oh_u32 owner, oh_u64 from, oh_unit *r, oh_u32 dtype) {
-    const oh_u64 residual_out = n->residual_out + row * n->residual_out_stride;
+OH_FN oh_u32 oh_norm_gather_row(const oh_norm_args *n, oh_grid g, oh_norm_place p, oh_u32 owner,
+                                oh_unit *r, oh_u32 dtype) {
+    const oh_u64 residual_out = n->residual_out + p.row * n->residual_out_stride;
+    oh_u32 dead = 0;
     oh_u32 lane, i;
     OH_LANES(lane, g, n->lanes) {
         OH_UNROLL
         for (i = 0; i < OH_NORM_UNITS; i++) {
             const oh_u32 u = lane + i * n->lanes, at = OH_KEPT(lane, i, n->lanes);
-            const oh_u64 p = from + (oh_u64)u * OH_UNIT_BYTES;
-            if (u >= n->call.units || c.dead) continue;
-            r[at] = oh_ld_relaxed_sys_unit(p);
+            const oh_u64 from = p.at + (oh_u64)u * OH_UNIT_BYTES;
+            if (u >= n->call.units || dead) continue;
+            r[at] = oh_ld_relaxed_sys_unit(from);
             if (!oh_unit_arrived(r[at])) {
-                if (!oh_poll_unit(&n->call, p, OH_WAIT_FOR(OH_SITE_GATHER, owner, g.thread == 0),
-                                  c.sequence)) {
-                    c.dead = 1;
+                if (!oh_await_unit(&n->call, from, owner, p.wait)) {
+                    dead = 1;
                     continue;
                 }
-                r[at] = oh_ld_relaxed_sys_unit(p);
+                r[at] = oh_ld_relaxed_sys_unit(from);
             }
-            oh_st_relaxed_sys_unit(p, oh_unit_armed());
+            oh_st_relaxed_sys_unit(from, oh_unit_armed());
             if (n->residual_out) oh_row_store(n, residual_out, u, r[at], dtype);
         }
     }
-    return c.dead;
+    return dead;
 }
 
 /* The kernel. `world` 0: any number of ranks. The last block carries the signature. */
@@ -101,18 +101,22 @@ OH_FN void oh_norm_2shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 
     const oh_u64 row_room = (oh_u64)a->units * OH_UNIT_BYTES;
     const oh_u32 ranks = world ? world : a->world, stride = g.blocks - 1;
     OH_KEEP(oh_unit, r, OH_NORM_UNITS, a, OH_PLACE_ROW);
-    oh_u32 chunk, q, k, turn = 0;
+    const oh_stamp stamp = {dtype, world};
+    oh_norm_turn t = {0, 0, 1, 0.0f};
+    oh_norm_place p;
+    oh_u32 chunk, q, k;
     oh_call_state c;
     if (oh_call_enter(a, g)) return;
     c = oh_call_begin(oh_sequence_word(a, g.block));
     OH_NO_UNROLL
     for (chunk = 0; chunk < a->chunks; chunk++) {
-        const oh_u32 first = chunk * n->chunk_rows, left = n->rows - first;
-        const oh_u32 rows = left < n->chunk_rows ? left : n->chunk_rows;
+        const oh_u32 first = chunk * n->chunk_rows;
+        const oh_u32 rows = oh_rows_of_chunk(n->rows, n->chunk_rows, chunk);
         const oh_u64 scatter =
             (c.parity ? a->parity_bytes : 0) + (chunk & 1 ? a->regions.slot_bytes / 4 : 0);
         const oh_u64 gather = scatter + a->regions.slot_bytes / 2;
         if (chunk) oh_fence_acq_rel_sys();
+        /* Scatter: each row to its owner. */
         OH_NO_UNROLL
         for (q = g.block; q * ranks < rows && !c.dead; q += stride) {
             OH_NO_UNROLL
@@ -123,24 +127,27 @@ OH_FN void oh_norm_2shot(const oh_norm_args *n, oh_grid g, oh_u32 dtype, oh_u32 
                                         a->peers[k].there + scatter + q * row_room, dtype);
             }
         }
-        /* Own rows, then those of the other owners. */
+        /* Reduce the own rows and send r to all, then gather those of the other owners. */
         OH_NO_UNROLL
         for (k = 0; k < ranks; k++) {
             const oh_u32 owner = k ? oh_other_rank(a, k - 1) : a->rank;
             if (k && a->early_trigger) oh_pdl_trigger();
             OH_NO_UNROLL
             for (q = g.block; q * ranks + owner < rows; q += stride) {
-                const oh_u32 row = first + q * ranks + owner;
                 const oh_u64 at = gather + q * row_room;
+                p.row = t.row = first + q * ranks + owner;
+                p.wait = oh_waiter_of(c, g, k ? OH_SITE_GATHER : OH_SITE_SCATTER);
                 if (k) {
-                    c.dead = oh_norm_gather_row(n, g, c, row, owner, a->peers[k - 1].from + at, r,
-                                                dtype);
+                    p.at = a->peers[k - 1].from + at;
+                    if (!c.dead) c.dead = oh_norm_gather_row(n, g, p, owner, r, dtype);
                 } else {
-                    c.dead = oh_norm_collect(n, g, c, row, scatter + q * row_room, r,
-                                             OH_SITE_SCATTER, dtype, world);
+                    p.at = scatter + q * row_room;
+                    c.dead = oh_norm_collect(n, g, c.dead, p, r, stamp);
                     if (!c.dead) oh_norm_push_r(n, g, at, r, ranks);
                 }
-                oh_norm_row(n, g, row, r, turn++, !c.dead, dtype);
+                t.alive = !c.dead;
+                oh_norm_row(n, g, t, r, dtype);
+                t.turn++;
             }
         }
     }

@@ -42,10 +42,21 @@ typedef struct oh_qk_shape {
     oh_u32 tokens, units, kept, dtype;
 } oh_qk_shape;
 
-/* Tokens first, first + step, ... of the message. */
+/* Tokens first, first + step, ... of the message; the sums of the first have their place at `place`
+ * of a slot. */
 typedef struct oh_qk_batch {
     oh_u32 first, step, count;
+    oh_u32 triggers; /* once the sums are heard, nothing is left to wait for */
+    oh_u64 place;
 } oh_qk_batch;
+
+/* What a lane keeps: the addresses of its units in the first token, the units of all tokens, and the
+ * weight's. */
+typedef struct oh_qk_kept {
+    oh_u64 at[OH_NORM_UNITS];
+    oh_unit x[OH_QKNORM_KEPT];
+    oh_sum w[OH_NORM_UNITS];
+} oh_qk_kept;
 
 /* The address of unit u, of q's or k's, in rows that begin at `q` and `k`. */
 OH_FN oh_u64 oh_qk_at(const oh_qknorm_args *n, oh_u64 q, oh_u64 k, oh_u32 u) {
@@ -165,9 +176,8 @@ OH_FN oh_u64 oh_qk_hear(const oh_args *a, oh_u64 p, oh_u32 k, oh_u32 sequence,
     return word;
 }
 
-/* Sends the sums of the tokens, the first of which has its place at `place`; `own` are those that
- * the thread serves. */
-OH_FN void oh_qk_send(const oh_args *a, oh_grid g, oh_call_state c, oh_qk_batch b, oh_u64 place,
+/* Sends the sums of the tokens; `own` are those that the thread serves. */
+OH_FN void oh_qk_send(const oh_args *a, oh_grid g, oh_call_state c, oh_qk_batch b,
                       const oh_sums *sums, oh_u64 *own) {
     oh_u32 j, k;
     OH_SERVED_ROWS(j, g, b.count) {
@@ -176,15 +186,14 @@ OH_FN void oh_qk_send(const oh_args *a, oh_grid g, oh_call_state c, oh_qk_batch 
         own[OH_SERVED(j)] = word;
         OH_EACH_SERVER(k, g, a->world - 1) {
             if (j < b.count && !c.dead)
-                oh_st_relaxed_sys_u64(a->peers[k].there + place + 8ull * (j * b.step), word);
+                oh_st_relaxed_sys_u64(a->peers[k].there + b.place + 8ull * (j * b.step), word);
         }
     }
 }
 
 /* Hears the tokens' sums from all peers, and works out the factors of q and k. */
 OH_FN oh_u32 oh_qk_factors(const oh_qknorm_args *n, oh_grid g, oh_call_state c, oh_qk_batch b,
-                           oh_u64 place, const oh_u64 *own, float (*factors)[OH_QKNORM_TOKENS],
-                           oh_u32 triggers) {
+                           const oh_u64 *own, float (*factors)[OH_QKNORM_TOKENS]) {
     const oh_args *a = &n->call;
     oh_u64 words[OH_SERVERS == 1 ? OH_MAX_RANKS : 1];
     oh_u32 j, k, r, is_k;
@@ -194,8 +203,8 @@ OH_FN oh_u32 oh_qk_factors(const oh_qknorm_args *n, oh_grid g, oh_call_state c, 
         OH_EACH_SERVER(k, g, a->world - 1) {
             oh_u64 word = ~0ull;
             if (j < b.count && !c.dead) {
-                word = oh_qk_hear(a, a->peers[k].from + place + 8ull * (j * b.step), k, c.sequence,
-                                  g.thread == 0);
+                word = oh_qk_hear(a, a->peers[k].from + b.place + 8ull * (j * b.step), k,
+                                  c.sequence, g.thread == 0);
                 if (word == ~0ull) c.dead = 1;
             }
             words[OH_SERVER_AT(k)] = word;
@@ -208,7 +217,7 @@ OH_FN oh_u32 oh_qk_factors(const oh_qknorm_args *n, oh_grid g, oh_call_state c, 
             of_k = r ? of_k + oh_f32_of_bits((oh_u32)(word >> 32))
                      : oh_f32_of_bits((oh_u32)(word >> 32));
         }
-        if (triggers) oh_pdl_trigger();
+        if (b.triggers) oh_pdl_trigger();
         OH_EACH_SERVER(is_k, g, 2) {
             const float mean = (is_k ? of_k : of_q) * (is_k ? n->inverse_k : n->inverse_q);
             factors[is_k][j] = oh_div_f32(1.0f, oh_sqrt_f32(mean + n->eps));
@@ -234,8 +243,8 @@ OH_FN void oh_qk_load_weights(const oh_qknorm_args *n, oh_grid g, oh_sum *w, oh_
             w[i] = oh_qk_weight(n, g.thread + i * n->lanes, s);
 }
 
-OH_FN void oh_qk_store_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, const oh_u64 *at,
-                             const oh_unit *x, const oh_sum *w, float (*factors)[OH_QKNORM_TOKENS],
+OH_FN void oh_qk_store_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b,
+                             const oh_qk_kept *kept, float (*factors)[OH_QKNORM_TOKENS],
                              oh_qk_shape s) {
     oh_u32 e, i, j, lane;
     OH_UNROLL
@@ -246,11 +255,11 @@ OH_FN void oh_qk_store_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, 
                 const oh_u32 u = lane + i * n->lanes;
                 if (j < b.count && u < n->call.units) {
                     const oh_u64 p =
-                        (s.kept ? at[i] : oh_qk_first_at(n, b, u)) + j * oh_qk_jump(n, b, u);
+                        (s.kept ? kept->at[i] : oh_qk_first_at(n, b, u)) + j * oh_qk_jump(n, b, u);
                     const float factor = factors[u >= n->q_units][j];
-                    const oh_sum weight = s.kept ? w[i] : oh_qk_weight(n, u, s);
-                    oh_sum y =
-                        oh_sum_of(s.kept ? x[j * s.units + i] : oh_qk_load(n, p, u, s), s.dtype);
+                    const oh_sum weight = s.kept ? kept->w[i] : oh_qk_weight(n, u, s);
+                    oh_sum y = oh_sum_of(s.kept ? kept->x[j * s.units + i] : oh_qk_load(n, p, u, s),
+                                         s.dtype);
                     OH_UNROLL
                     for (e = 0; e < (s.dtype == OH_F32 ? 4u : 8u); e++)
                         y.f[e] = y.f[e] * factor * weight.f[e];
@@ -265,7 +274,7 @@ OH_FN void oh_qk_store_batch(const oh_qknorm_args *n, oh_grid g, oh_qk_batch b, 
  * Without a division. */
 OH_FN oh_qk_batch oh_qk_batch_of(oh_u32 chunk, oh_u32 tokens, oh_u32 base, oh_u32 step, oh_u32 max,
                                  oh_qk_shape s) {
-    oh_qk_batch b = {0, 0, 0};
+    oh_qk_batch b = {0, 0, 0, 0, 0};
     oh_u32 j;
     b.first = chunk + base;
     b.step = step;
@@ -283,21 +292,21 @@ OH_FN oh_call_state oh_qk_run(const oh_qknorm_args *n, oh_grid g, oh_u64 unit, o
     const oh_args *a = &n->call;
     const oh_u32 step = g.blocks - 1;
     const oh_u32 max = s.tokens <= 4 || s.tokens < OH_ROWS_SERVED(g) ? s.tokens : OH_ROWS_SERVED(g);
-    oh_unit x[OH_QKNORM_KEPT];
-    oh_sum w[OH_NORM_UNITS];
-    oh_u64 own[OH_QKNORM_TOKENS], at[OH_NORM_UNITS];
+    oh_qk_kept kept;
+    oh_u64 own[OH_QKNORM_TOKENS];
     oh_u32 chunk, base, i;
     oh_call_state c = oh_call_begin(oh_sequence_word(a, g.block));
     oh_qk_batch b = oh_qk_batch_of(0, n->chunk_tokens < n->tokens ? n->chunk_tokens : n->tokens,
                                    g.block, step, max, s);
     OH_UNROLL
-    for (i = 0; i < s.units; i++) at[i] = i ? oh_qk_first_at(n, b, g.thread + i * n->lanes) : unit;
-    oh_qk_load_batch(n, g, b, at, x, s);
+    for (i = 0; i < s.units; i++)
+        kept.at[i] = i ? oh_qk_first_at(n, b, g.thread + i * n->lanes) : unit;
+    oh_qk_load_batch(n, g, b, kept.at, kept.x, s);
     oh_sums_begin(sums, 2 * s.tokens, n->lanes);
     OH_NO_UNROLL
     for (chunk = 0; chunk < a->chunks; chunk++) {
-        const oh_u32 first = chunk * n->chunk_tokens, left = n->tokens - first;
-        const oh_u32 tokens = left < n->chunk_tokens ? left : n->chunk_tokens;
+        const oh_u32 first = chunk * n->chunk_tokens;
+        const oh_u32 tokens = oh_rows_of_chunk(n->tokens, n->chunk_tokens, chunk);
         const oh_u64 place = oh_push_place(a, c.parity, chunk);
         if (chunk) oh_fence_acq_rel_sys();
         OH_NO_UNROLL
@@ -307,22 +316,24 @@ OH_FN oh_call_state oh_qk_run(const oh_qknorm_args *n, oh_grid g, oh_u64 unit, o
             if (chunk || !is_first) {
                 b = oh_qk_batch_of(first, tokens, base, step, max, s);
                 OH_UNROLL
-                for (i = 0; i < s.units; i++) at[i] = oh_qk_first_at(n, b, g.thread + i * n->lanes);
-                oh_qk_load_batch(n, g, b, at, x, s);
+                for (i = 0; i < s.units; i++)
+                    kept.at[i] = oh_qk_first_at(n, b, g.thread + i * n->lanes);
+                oh_qk_load_batch(n, g, b, kept.at, kept.x, s);
             }
-            oh_qk_squares(n, g, b, x, sums, s);
+            oh_qk_squares(n, g, b, kept.x, sums, s);
             oh_block_sync();
             if (chunk && is_first) oh_fence_acq_rel_sys();
-            oh_qk_send(a, g, c, b, place + 8ull * base, sums, own);
+            b.place = place + 8ull * base;
+            b.triggers = triggers && s.tokens <= OH_SERVED_TOGETHER;
+            oh_qk_send(a, g, c, b, sums, own);
             if (a->early_trigger) oh_pdl_trigger();
-            if (!chunk && is_first) oh_qk_load_weights(n, g, w, s);
+            if (!chunk && is_first) oh_qk_load_weights(n, g, kept.w, s);
             if (next < tokens)
                 oh_qk_load_batch(n, g, oh_qk_batch_of(first, tokens, next, step, max, s), 0, 0, s);
-            c.dead = oh_qk_factors(n, g, c, b, place + 8ull * base, own, factors,
-                                   triggers && s.tokens <= OH_SERVED_TOGETHER);
+            c.dead = oh_qk_factors(n, g, c, b, own, factors);
             oh_block_sync();
             if (triggers && s.tokens > OH_SERVED_TOGETHER) oh_pdl_trigger();
-            oh_qk_store_batch(n, g, b, at, x, w, factors, s);
+            oh_qk_store_batch(n, g, b, &kept, factors, s);
         }
     }
     return c;
@@ -334,11 +345,10 @@ OH_FN void oh_qknorm(const oh_qknorm_args *n, oh_grid g, oh_u32 dtype, oh_u32 wo
     const oh_u32 step = g.blocks - 1, tokens = n->chunk_tokens;
     const oh_u32 whole = n->q_whole == n->q_units && n->q_whole + n->k_whole == a->units;
     const oh_qk_shape one = {1, 1, 1, dtype}, two = {2, 1, 1, dtype}, many = {8, 1, 1, dtype},
-                      wide = {dtype == OH_F32 ? 2u : 4u, 2, 1, dtype},
-                      any = {OH_ROWS_KEPT ? 1 : 8, 4, 0, dtype};
+                      wide = {2, 2, 1, dtype}, any = {OH_ROWS_KEPT ? 1 : 8, 4, 0, dtype};
     OH_SHARED oh_sums sums;
     OH_SHARED float factors[2][OH_QKNORM_TOKENS];
-    const oh_qk_batch first = {g.block < n->tokens ? g.block : 0, step, 1};
+    const oh_qk_batch first = {g.block < n->tokens ? g.block : 0, step, 1, 0, 0};
     const oh_u32 u = g.thread < a->units ? g.thread : 0;
     const oh_u64 unit = oh_qk_first_at(n, first, u);
     oh_call_state c;

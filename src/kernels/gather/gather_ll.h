@@ -86,20 +86,9 @@ OH_FN oh_u64 oh_pair_data(oh_pair v) {
 /* Waits for a pair however long. 0: the communicator died. */
 OH_SLOW_FN oh_u32 oh_await_pair(const oh_args *a, oh_u64 p, oh_u32 source, oh_u32 sequence,
                                 oh_i32 looks_at_host) {
-    oh_u64 state = 0;
-    oh_pair v = oh_ld_relaxed_sys_pair(p);
-    oh_u32 n = 0;
-    OH_NO_UNROLL
-    while (!oh_pair_arrived(v, sequence)) {
-        if (++n == OH_POLLS) {
-            n = 0;
-            state = oh_wait_slow(a, state, OH_WAIT_FOR(OH_SITE_LL, source, looks_at_host), sequence,
-                                 sequence, (oh_u32)v.w[0]);
-            if (!state) return 0;
-        }
-        v = oh_ld_relaxed_sys_pair(p);
-    }
-    return 1;
+    oh_pair v;
+    OH_WAIT_LOOP(v = oh_ld_relaxed_sys_pair(p), oh_pair_arrived(v, sequence), 1, a,
+                 OH_WAIT_FOR(OH_SITE_LL, source, looks_at_host), sequence, sequence, (oh_u32)v.w[0])
 }
 
 /* ---- the call -------------------------------------------------------------------------------- */

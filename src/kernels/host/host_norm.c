@@ -19,12 +19,6 @@ typedef struct norm_call {
     const oh_norm_args *n;
 } norm_call;
 
-/* Of the chunk, or what is left of it. */
-static oh_u32 rows_of(const oh_norm_args *n, size_t chunk) {
-    const oh_u32 left = n->rows - (oh_u32)chunk * n->chunk_rows;
-    return left < n->chunk_rows ? left : n->chunk_rows;
-}
-
 static char *place_of(const norm_call *s, oh_u32 from, oh_u32 to, size_t chunk, oh_u32 row) {
     return oh_mailbox(&s->c, from, to, chunk / 2) + chunk % 2 * s->c.a->chunk_bytes +
            (size_t)row * s->c.a->units * OH_UNIT_BYTES;
@@ -33,7 +27,8 @@ static char *place_of(const norm_call *s, oh_u32 from, oh_u32 to, size_t chunk, 
 static void give(const void *call, size_t chunk) {
     const norm_call *s = call;
     const oh_norm_args *n = s->n;
-    const oh_u32 world = s->c.a->world, rank = s->c.a->rank, rows = rows_of(n, chunk);
+    const oh_u32 world = s->c.a->world, rank = s->c.a->rank,
+                 rows = oh_rows_of_chunk(n->rows, n->chunk_rows, (oh_u32)chunk);
     for (oh_u32 step = 1; step < world; step++) {
         const oh_u32 to = (rank + step) % world;
         for (oh_u32 row = 0; row < rows; row++)
@@ -46,19 +41,20 @@ static void give(const void *call, size_t chunk) {
 
 static void norm_row(const oh_norm_args *n, oh_u32 row, const oh_unit *r) {
     const oh_grid alone = {0, 1, 0, 1};
+    const oh_norm_turn t = {row, 0, 1, 0.0f};
     if (n->call.dtype == OH_BF16)
-        oh_norm_row(n, alone, row, r, 0, 1, OH_BF16);
+        oh_norm_row(n, alone, t, r, OH_BF16);
     else if (n->call.dtype == OH_F16)
-        oh_norm_row(n, alone, row, r, 0, 1, OH_F16);
+        oh_norm_row(n, alone, t, r, OH_F16);
     else
-        oh_norm_row(n, alone, row, r, 0, 1, OH_F32);
+        oh_norm_row(n, alone, t, r, OH_F32);
 }
 
 static void finish(const void *call, size_t chunk) {
     const norm_call *s = call;
     const oh_norm_args *n = s->n;
     const oh_args *a = s->c.a;
-    const oh_u32 rows = rows_of(n, chunk);
+    const oh_u32 rows = oh_rows_of_chunk(n->rows, n->chunk_rows, (oh_u32)chunk);
     OH_KEEP(oh_unit, r, OH_NORM_UNITS, a, OH_PLACE_ROW);
     for (oh_u32 i = 0; i < rows; i++) {
         const oh_u32 row = (oh_u32)chunk * n->chunk_rows + i;

@@ -78,7 +78,7 @@ static inline bool oh_host_begin(oh_host_call *c, const oh_args *a, oh_u32 site)
     c->bytes = a->count * c->element;
     c->box = OH_BOX_BYTES(a->regions.pull_bytes, a->world);
     if (busy) {
-        oh_fail(a, OH_FAIL_OVERLAP, -1, OH_SITE_ENTRY, c->sequence, 0, 1);
+        oh_fail(a, OH_FAIL_AT(OH_FAIL_OVERLAP, OH_SITE_ENTRY), -1, c->sequence, 0, 1);
         return false;
     }
     /* Queued calls of a dead communicator do nothing. */
@@ -86,7 +86,7 @@ static inline bool oh_host_begin(oh_host_call *c, const oh_args *a, oh_u32 site)
     /* Other algorithms raise no busy: their guard (call.h) and this one meet here. */
     if (runs && oh_exchange_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, running), c->sequence) ==
                     c->sequence) {
-        oh_fail(a, OH_FAIL_OVERLAP, -1, OH_SITE_ENTRY, c->sequence, c->sequence, 1);
+        oh_fail(a, OH_FAIL_AT(OH_FAIL_OVERLAP, OH_SITE_ENTRY), -1, c->sequence, c->sequence, 1);
         runs = false;
     }
     if (!runs) oh_st_release_sys_u32(OH_MEMBER(a->local, oh_local, busy), 0);

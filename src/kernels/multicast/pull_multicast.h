@@ -52,26 +52,12 @@ OH_FN oh_unit oh_multicast_sum(const oh_args *a, oh_u64 offset, oh_u32 dtype) {
     return oh_sum_rounded(oh_sum_of(v, dtype), dtype); /* exact, but for the bits of a NaN */
 }
 
-/* Begins a block's part. 0: it was the signature's, and is done. */
-OH_FN oh_u32 oh_multicast_begin(const oh_args *a, oh_grid g, oh_call_state *c) {
-    const oh_u64 sequence_word = oh_sequence_word(a, g.block);
-    oh_signature_words words = {0, 0};
-    if (g.block >= g.blocks - 1) words = oh_signature_begin(a, g);
-    oh_prefetch(sequence_word);
-    oh_pdl_wait();
-    if (g.block == g.blocks - 1) {
-        oh_signature_block(a, g, sequence_word, words, a->hash, 0);
-        return 0;
-    }
-    *c = oh_call_begin(sequence_word);
-    return 1;
-}
-
 OH_FN void oh_multicast_1shot(const oh_args *a, oh_grid g, oh_u32 dtype) {
     const oh_u32 stride = (g.blocks - 1) * g.threads, first = g.block * g.threads + g.thread;
     oh_u32 chunk, u;
     oh_call_state c;
-    if (!oh_multicast_begin(a, g, &c)) return;
+    if (oh_call_enter(a, g)) return;
+    c = oh_call_begin(oh_sequence_word(a, g.block));
     OH_NO_UNROLL
     for (chunk = 0; chunk < a->chunks; chunk++) {
         const oh_message m = oh_message_of(a, dtype, chunk);
@@ -120,7 +106,8 @@ OH_FN void oh_multicast_2shot(const oh_args *a, oh_grid g, oh_u32 dtype) {
     oh_portion p;
     oh_u32 chunk;
     oh_call_state c;
-    if (!oh_multicast_begin(a, g, &c)) return;
+    if (oh_call_enter(a, g)) return;
+    c = oh_call_begin(oh_sequence_word(a, g.block));
     place = a->regions.pull + (c.parity ? a->regions.pull_bytes : 0);
     p.shards = oh_shards_of(a->units, a->world);
     p.here = oh_own_address(a, place);

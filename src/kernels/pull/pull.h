@@ -53,17 +53,9 @@ OH_FN oh_i32 oh_signal_reached(oh_u64 word, oh_u32 sequence, oh_u32 step) {
 /* 0: the communicator died. */
 OH_FN oh_u32 oh_signal_await(const oh_args *a, oh_u64 p, oh_u32 what, oh_u32 sequence,
                              oh_u32 step) {
-    oh_u64 state = 0, word = 0;
-    oh_u32 n;
-    for (;;) {
-        OH_NO_UNROLL
-        for (n = 0; n < OH_POLLS; n++) {
-            word = oh_ld_relaxed_sys_u64(p);
-            if (oh_signal_reached(word, sequence, step)) return 1;
-        }
-        state = oh_wait_slow(a, state, what, sequence, step, (oh_u32)(word >> 32));
-        if (!state) return 0;
-    }
+    oh_u64 word = 0;
+    OH_WAIT_LOOP(word = oh_ld_relaxed_sys_u64(p), oh_signal_reached(word, sequence, step), 1, a,
+                 what, sequence, step, (oh_u32)(word >> 32))
 }
 
 /* Meets the same block of every peer; reached by all threads of a block at one place. Thread t

@@ -43,27 +43,18 @@ OH_FN oh_u64 oh_pull_1shot_place(const oh_args *a, oh_u32 sequence, oh_u32 chunk
  * calls stage nothing: a peer may still read what an earlier call staged there. */
 OH_FN void oh_pull_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
     const oh_u32 stride = (g.blocks - 1) * g.threads, first = g.block * g.threads + g.thread;
-    const oh_u64 in = a->in + (oh_u64)first * OH_UNIT_BYTES,
-                 sequence_word = oh_sequence_word(a, g.block);
+    const oh_stamp k = {dtype, world};
+    const oh_u64 sequence_word = oh_sequence_word(a, g.block);
     oh_unit own = oh_unit_armed();
     oh_u32 chunk, u = first;
-    oh_signature_words words = {0, 0};
     oh_registration_view registration;
     oh_call_state c;
-    if (g.block >= g.blocks - 1) words = oh_signature_begin(a, g);
-    registration = oh_registration_view_of(a, g, 1, world);
-    if (first < a->whole) oh_prefetch(in);
-    oh_prefetch(sequence_word);
-    oh_pdl_wait();
-    if (g.block == g.blocks - 1) {
-        oh_registration_signature(a, g, sequence_word, words, &registration, 1);
-        return;
-    }
+    if (oh_pull_enter(a, g, &registration, 1, world)) return;
     if (oh_registration_is_direct(&registration, 1)) {
-        oh_pull_direct(a, g, oh_call_begin(sequence_word), &registration, 1, dtype, world);
+        oh_pull_direct(a, g, oh_call_begin(sequence_word), &registration, 1, k);
         return;
     }
-    if (first < a->whole) own = oh_ld_unit(in);
+    if (first < a->whole) own = oh_ld_unit(a->in + (oh_u64)first * OH_UNIT_BYTES);
     c = oh_call_begin(sequence_word);
     c.dead |= oh_registration_refused(a, &registration, 1);
     if (first < a->whole && !c.dead) {
@@ -77,12 +68,14 @@ OH_FN void oh_pull_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
         const oh_message m = oh_message_of(a, dtype, chunk);
         const oh_u64 place = oh_pull_1shot_place(a, c.sequence, chunk),
                      here = oh_own_address(a, place);
+        /* Stage, in the half that no peer reads any more. */
         OH_NO_UNROLL
         for (; u < m.units && !c.dead; u += stride)
             oh_st_unit(here + (oh_u64)u * OH_UNIT_BYTES, oh_load_unit(&m, u, dtype));
         c.dead = oh_barrier(a, g, OH_SIGNAL_ENTER, c.sequence, chunk + 1, c.dead);
         if (a->early_trigger) oh_pdl_trigger();
         if (c.dead) break;
+        /* Sum what the same block of every rank has staged. */
         OH_NO_UNROLL
         for (u = first; u < m.units; u += stride) {
             const oh_u64 at = (oh_u64)u * OH_UNIT_BYTES;

@@ -123,24 +123,16 @@ OH_FN void oh_2shot_reduce(const oh_args *a, const oh_portion *p, oh_u64 place, 
 
 /* The kernel. `world` 0: the generic instance. The last block carries the signature. */
 OH_FN void oh_pull_2shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
-    const oh_u64 sequence_word = oh_sequence_word(a, g.block);
+    const oh_stamp k = {dtype, world};
     oh_u64 place;
     oh_portion p;
     oh_u32 chunk;
-    oh_signature_words words = {0, 0};
     oh_registration_view registration;
     oh_call_state c;
-    if (g.block >= g.blocks - 1) words = oh_signature_begin(a, g);
-    registration = oh_registration_view_of(a, g, 2, world);
-    oh_prefetch(sequence_word);
-    oh_pdl_wait();
-    if (g.block == g.blocks - 1) {
-        oh_registration_signature(a, g, sequence_word, words, &registration, 2);
-        return;
-    }
-    c = oh_call_begin(sequence_word);
+    if (oh_pull_enter(a, g, &registration, 2, world)) return;
+    c = oh_call_begin(oh_sequence_word(a, g.block));
     if (oh_registration_is_direct(&registration, 2)) {
-        oh_pull_direct(a, g, c, &registration, 2, dtype, world);
+        oh_pull_direct(a, g, c, &registration, 2, k);
         return;
     }
     c.dead |= oh_registration_refused(a, &registration, 2);
@@ -152,6 +144,7 @@ OH_FN void oh_pull_2shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
     OH_NO_UNROLL
     for (chunk = 0; chunk < a->chunks; chunk++) {
         p.m = oh_message_of(a, dtype, chunk);
+        /* Stage the others' shards, meet, reduce the own one from all, meet, collect the sums. */
         if (!c.dead) oh_2shot_copy(a, &p, 0, dtype, world);
         c.dead = oh_barrier(a, g, OH_SIGNAL_ENTER, c.sequence, chunk + 1, c.dead);
         if (a->early_trigger) oh_pdl_trigger();

@@ -144,14 +144,31 @@ OH_FN void oh_registration_signature(const oh_args *a, oh_grid g, oh_u64 sequenc
     if (OH_UNLIKELY(refused) && g.thread == 0) {
         const oh_call_state c = oh_call_begin(sequence_word);
         if (!c.dead)
-            oh_fail(a, OH_FAIL_REGISTRATION, (oh_i32)a->rank, OH_SITE_ENTRY, c.sequence, a->tag,
-                    (oh_u32)registration->head);
+            oh_fail(a, OH_FAIL_AT(OH_FAIL_REGISTRATION, OH_SITE_ENTRY), (oh_i32)a->rank, c.sequence,
+                    a->tag, (oh_u32)registration->head);
     }
     oh_signature_block(
         a, g, sequence_word, words,
         a->registration ? oh_hash_with_registration(a, registration->head, registration->identity)
                         : a->hash,
         refused);
+}
+
+/* What a block of a pull kernel does before its own work, as oh_call_enter, and what it knows of
+ * the call's registration by then. Nonzero: it was the signature's, and has done it all. */
+OH_FN oh_u32 oh_pull_enter(const oh_args *a, oh_grid g, oh_registration_view *registration,
+                           oh_u32 shots, oh_u32 world) {
+    const oh_u64 sequence_word = oh_sequence_word(a, g.block),
+                 in = a->in + (oh_u64)(g.block * g.threads + g.thread) * OH_UNIT_BYTES;
+    const oh_u32 signs = g.block >= g.blocks - 1;
+    oh_signature_words words = {0, 0};
+    if (signs) words = oh_signature_begin(a, g);
+    *registration = oh_registration_view_of(a, g, shots, world);
+    if (shots == 1 && g.block * g.threads + g.thread < a->whole) oh_prefetch(in);
+    oh_prefetch(sequence_word);
+    oh_pdl_wait();
+    if (signs) oh_registration_signature(a, g, sequence_word, words, registration, shots);
+    return signs;
 }
 
 /* ---- barriers -------------------------------------------------------------------------------- */
@@ -185,18 +202,9 @@ OH_FN oh_u64 oh_given_up(const oh_args *a) {
 
 /* Waits for a word, however long. 0: the communicator died. */
 OH_FN oh_u32 oh_word_await(const oh_args *a, oh_u64 p, oh_u32 what, oh_u64 word) {
-    oh_u64 state = 0, seen = 0;
-    oh_u32 n;
-    for (;;) {
-        OH_NO_UNROLL
-        for (n = 0; n < OH_POLLS; n++) {
-            seen = oh_ld_relaxed_sys_u64(p);
-            if (seen == word) return 1;
-        }
-        state =
-            oh_wait_slow(a, state, what, (oh_u32)word, (oh_u32)(word >> 32), (oh_u32)(seen >> 32));
-        if (!state) return 0;
-    }
+    oh_u64 seen = 0;
+    OH_WAIT_LOOP(seen = oh_ld_relaxed_sys_u64(p), seen == word, 1, a, what, (oh_u32)word,
+                 (oh_u32)(word >> 32), (oh_u32)(seen >> 32))
 }
 
 /* What is left when peers have not told within OH_POLLS looks. 0: the communicator died. */
@@ -241,11 +249,18 @@ OH_FN oh_u32 oh_hear_peers(const oh_args *a, oh_grid g, oh_u64 words, oh_u32 whi
 #define OH_DIRECT_MAX          4
 #define OH_DIRECT_UNITS(world) ((world) == 2 ? 2u : (world) <= 4 ? 2u : 1u)
 
-/* Sums `units` units at `at`, at + step, ...; of a batch that is not `full` those before `end`. 0:
- * a rank has given up, and what is left was not stored. */
-OH_FN oh_u32 oh_direct_batch(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step,
-                             oh_u64 end, oh_u32 units, oh_u32 full, oh_u32 outs, oh_u32 dtype,
-                             oh_u32 world) {
+/* A thread's units of the bytes to `end`: at, at + step, ... `outs`: sums go to every rank. */
+typedef struct oh_direct_part {
+    oh_u64 at, step, end;
+    oh_u32 outs;
+} oh_direct_part;
+
+/* Sums `units` units from p.at on; of a batch that is not `full` those before the end. 0: a rank has
+ * given up, and what is left was not stored. */
+OH_FN oh_u32 oh_direct_batch(const oh_args *a, const oh_reach *to, oh_direct_part p, oh_u32 units,
+                             oh_u32 full, oh_stamp stamp) {
+    const oh_u32 dtype = stamp.dtype, world = stamp.world, outs = p.outs;
+    const oh_u64 at = p.at, step = p.step, end = p.end;
     oh_unit v[OH_DIRECT_MAX][OH_MAX_RANKS];
     oh_u32 j, k;
     OH_UNROLL
@@ -310,36 +325,32 @@ OH_SLOW_FN oh_u32 oh_direct_end(const oh_args *a, oh_u64 at, oh_u64 left, oh_u32
     return oh_direct_unit(a, at, left, outs, dtype);
 }
 
-/* This thread's units of the bytes to `end`: at, at + step, ... A message of one unit a thread has
- * a way of its own: a small call lasts as long as its instructions take. 0: as oh_direct_batch. */
-OH_FN oh_u32 oh_direct_reduce(const oh_args *a, const oh_reach *to, oh_u64 at, oh_u64 step,
-                              oh_u64 end, oh_u32 outs, oh_u32 dtype, oh_u32 world) {
-    const oh_u64 whole = end & ~(oh_u64)(OH_UNIT_BYTES - 1);
-    const oh_u64 ahead = (OH_DIRECT_UNITS(world) - 1) * step;
-    if (!world) {
+/* All of a thread's units. A message of one unit a thread has a way of its own: a small call lasts
+ * as long as its instructions take. 0: as oh_direct_batch. */
+OH_FN oh_u32 oh_direct_reduce(const oh_args *a, const oh_reach *to, oh_direct_part p, oh_stamp k) {
+    const oh_u64 end = p.end, step = p.step, ahead = (OH_DIRECT_UNITS(k.world) - 1) * step;
+    const oh_u32 units = OH_DIRECT_UNITS(k.world);
+    if (!k.world) {
         OH_NO_UNROLL
-        for (; at < end; at += step)
-            if (!oh_direct_unit(a, at, end - at, outs, dtype)) return 0;
+        for (; p.at < end; p.at += step)
+            if (!oh_direct_unit(a, p.at, end - p.at, p.outs, k.dtype)) return 0;
         return 1;
     }
-    if (OH_LIKELY(at + step >= whole)) {
-        if (at < whole) {
-            if (!oh_direct_batch(a, to, at, step, whole, 1, 1, outs, dtype, world)) return 0;
-            at += step;
+    p.end = end & ~(oh_u64)(OH_UNIT_BYTES - 1);
+    if (OH_LIKELY(p.at + step >= p.end)) {
+        if (p.at < p.end) {
+            if (!oh_direct_batch(a, to, p, 1, 1, k)) return 0;
+            p.at += step;
         }
     } else {
         OH_NO_UNROLL
-        for (; at + ahead < whole; at += ahead + step)
-            if (!oh_direct_batch(a, to, at, step, whole, OH_DIRECT_UNITS(world), 1, outs, dtype,
-                                 world))
-                return 0;
-        if (at < whole &&
-            !oh_direct_batch(a, to, at, step, whole, OH_DIRECT_UNITS(world), 0, outs, dtype, world))
-            return 0;
-        while (at < whole) at += step;
+        for (; p.at + ahead < p.end; p.at += ahead + step)
+            if (!oh_direct_batch(a, to, p, units, 1, k)) return 0;
+        if (p.at < p.end && !oh_direct_batch(a, to, p, units, 0, k)) return 0;
+        while (p.at < p.end) p.at += step;
     }
-    if (OH_UNLIKELY(at < end))
-        return oh_direct_end(a, at, end - at, outs, dtype) || !OH_LOOKS_BEFORE_STORES;
+    if (OH_UNLIKELY(p.at < end))
+        return oh_direct_end(a, p.at, end - p.at, p.outs, k.dtype) || !OH_LOOKS_BEFORE_STORES;
     return 1;
 }
 
@@ -360,31 +371,34 @@ OH_FN oh_span oh_direct_shard(const oh_args *a, oh_u64 bytes, oh_u32 world) {
 
 /* All of a call but the signature. Ends the block. `shots` 1 or 2. */
 OH_FN void oh_pull_direct(const oh_args *a, oh_grid g, oh_call_state c,
-                          const oh_registration_view *registration, oh_u32 shots, oh_u32 dtype,
-                          oh_u32 world) {
-    const oh_u64 bytes = a->count * OH_ELEMENT_BYTES(dtype);
-    const oh_u64 step = (oh_u64)((g.blocks - 1) * g.threads) * OH_UNIT_BYTES;
+                          const oh_registration_view *registration, oh_u32 shots, oh_stamp k) {
+    const oh_u64 bytes = a->count * OH_ELEMENT_BYTES(k.dtype);
     const oh_u64 enter = oh_direct_word(registration, OH_SIGNAL_ENTER, c.sequence),
                  exit = oh_direct_word(registration, OH_SIGNAL_EXIT, c.sequence);
+    oh_direct_part p;
     oh_span part;
     part.begin = 0;
     part.end = bytes;
+    /* Enter: the peers' memory is theirs no more, and it is of this call. */
     if (!c.dead) oh_tell_peers(a, g, registration->tell, OH_SIGNAL_ENTER, 0, enter);
     if (a->early_trigger) oh_pdl_trigger();
-    if (shots == 2) part = oh_direct_shard(a, bytes, world);
-    part.begin += (oh_u64)(g.block * g.threads + g.thread) * OH_UNIT_BYTES;
-    if (!c.dead) c.dead = !oh_hear_peers(a, g, registration->hear, OH_SIGNAL_ENTER, enter, world);
-    if (!c.dead && !oh_direct_reduce(a, &registration->to, part.begin, step, part.end, shots == 2,
-                                     dtype, world)) {
+    if (shots == 2) part = oh_direct_shard(a, bytes, k.world);
+    p.at = part.begin + (oh_u64)(g.block * g.threads + g.thread) * OH_UNIT_BYTES;
+    p.step = (oh_u64)((g.blocks - 1) * g.threads) * OH_UNIT_BYTES;
+    p.end = part.end;
+    p.outs = shots == 2;
+    if (!c.dead) c.dead = !oh_hear_peers(a, g, registration->hear, OH_SIGNAL_ENTER, enter, k.world);
+    if (!c.dead && !oh_direct_reduce(a, &registration->to, p, k)) {
         oh_fail_with_peer(a, OH_SITE_PULL_EXIT, c.sequence);
         c.dead = 1;
     }
+    /* Exit: all threads of the block have read, and with two shots stored. */
     if (shots == 2)
         c.dead = oh_block_any(c.dead);
     else
         oh_block_sync();
     if (!c.dead) oh_tell_peers(a, g, registration->tell, OH_SIGNAL_EXIT, shots == 2, exit);
-    if (!c.dead) c.dead = !oh_hear_peers(a, g, registration->hear, OH_SIGNAL_EXIT, exit, world);
+    if (!c.dead) c.dead = !oh_hear_peers(a, g, registration->hear, OH_SIGNAL_EXIT, exit, k.world);
     oh_call_leave(a, g, c);
 }
 

@@ -78,17 +78,28 @@ OH_FN void oh_rearm(const oh_args *a, oh_u64 at, oh_u32 world) {
     for (j = 0; j + 1 < world; j++) oh_st_relaxed_sys_unit(a->peers[j].from + at, oh_unit_armed());
 }
 
-/* Waits until a unit of one source has arrived. 0: the communicator died. */
-OH_FN oh_i32 oh_poll_unit(const oh_args *a, oh_u64 p, oh_u32 what, oh_u32 sequence) {
-    oh_u64 state = 0;
+/* The same, up to OH_POLLS times. Nonzero: all are there, in v. */
+OH_FN oh_u32 oh_look_long(const oh_args *a, oh_u64 at, oh_unit *v, oh_u32 world) {
     oh_u32 n = 0;
     OH_NO_UNROLL
-    while (!oh_unit_arrived(oh_ld_relaxed_sys_unit(p))) {
-        if (++n < OH_POLLS) continue;
-        n = 0;
-        state = oh_wait_slow(a, state, what, sequence, 0, OH_SENTINEL);
-        if (!state) return 0;
+    while (oh_look(a, at, v, world) >= 0 && ++n < OH_POLLS) {
     }
+    return n != OH_POLLS;
+}
+
+/* Waits until a unit of one source has arrived. 0: the communicator died. */
+OH_FN oh_i32 oh_await_unit(const oh_args *a, oh_u64 p, oh_u32 source, oh_waiter w) {
+    oh_unit v;
+    OH_WAIT_LOOP(v = oh_ld_relaxed_sys_unit(p), oh_unit_arrived(v), 1, a, w.what | source << 8,
+                 w.sequence, 0, OH_SENTINEL)
+}
+
+/* The same for all sources. */
+OH_FN oh_i32 oh_await_sources(const oh_args *a, oh_u64 at, oh_waiter w) {
+    oh_u32 j;
+    OH_NO_UNROLL
+    for (j = 0; j + 1 < a->world; j++)
+        if (!oh_await_unit(a, a->peers[j].from + at, oh_other_rank(a, j), w)) return 0;
     return 1;
 }
 
@@ -109,29 +120,26 @@ OH_FN oh_sum oh_add_and_rearm(const oh_args *a, oh_u64 at, oh_unit own, oh_u32 d
     return sum;
 }
 
-/* Waits for one unit of all sources, however long, then reads again, sums, stores, re-arms: values
- * would not fit in registers beside a wait. The own value is loaded last: the output has not
- * overwritten it yet. 0: the communicator died. */
-OH_FN oh_i32 oh_finish_unit(const oh_args *a, const oh_message *m, oh_u32 unit, oh_u64 at,
-                            oh_u32 sequence, oh_i32 looks_at_host, oh_u32 dtype, oh_u32 world) {
-    oh_unit v[OH_MAX_RANKS], own;
+/* Reads again what has arrived, sums it and re-arms: beside a wait the values would not fit in
+ * registers. */
+OH_FN oh_sum oh_collect_unit(const oh_args *a, oh_u64 at, oh_unit own, oh_stamp k) {
+    oh_unit v[OH_MAX_RANKS];
     oh_sum sum;
-    oh_u32 j;
-    OH_NO_UNROLL
-    for (j = 0; j + 1 < a->world; j++)
-        if (!oh_poll_unit(a, a->peers[j].from + at,
-                          OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, oh_other_rank(a, j), looks_at_host),
-                          sequence))
-            return 0;
-    own = oh_load_unit(m, unit, dtype);
-    if (world) {
-        oh_look(a, at, v, world);
-        sum = oh_add_sources(a, v, own, dtype, world);
-        oh_rearm(a, at, world);
-    } else {
-        sum = oh_add_and_rearm(a, at, own, dtype);
-    }
-    oh_store_unit(m, unit, oh_sum_finished(a, sum, oh_unit_offset(m, unit), dtype), dtype);
+    if (!k.world) return oh_add_and_rearm(a, at, own, k.dtype);
+    oh_look(a, at, v, k.world);
+    sum = oh_add_sources(a, v, own, k.dtype, k.world);
+    oh_rearm(a, at, k.world);
+    return sum;
+}
+
+/* Waits for one unit of all sources, however long, sums, stores, re-arms. The own value is loaded
+ * last: the output has not overwritten it yet. 0: the communicator died. */
+OH_FN oh_i32 oh_finish_unit(const oh_args *a, const oh_message *m, oh_u32 unit, oh_u64 at,
+                            oh_waiter w, oh_stamp k) {
+    oh_sum sum;
+    if (!oh_await_sources(a, at, w)) return 0;
+    sum = oh_collect_unit(a, at, oh_load_unit(m, unit, k.dtype), k);
+    oh_store_unit(m, unit, oh_sum_finished(a, sum, oh_unit_offset(m, unit), k.dtype), k.dtype);
     return 1;
 }
 
@@ -146,28 +154,55 @@ OH_FN oh_u64 oh_push_place(const oh_args *a, oh_u32 parity, oh_u32 chunk) {
     return (parity ? a->parity_bytes : 0) + (chunk & 1 ? a->chunk_bytes : 0);
 }
 
-/* What is left of a call for one thread; any alignment, any wait. Nonzero: the communicator is
+/* ---- what the fast path has left: any alignment, any wait ------------------------------------ */
+
+OH_FN oh_u64 oh_part_bytes(const oh_args *a, oh_u32 dtype) {
+    return a->count * OH_ELEMENT_BYTES(dtype);
+}
+
+/* One chunk of one rank's shard; all shards are cut alike. */
+OH_FN oh_message oh_shard_message(const oh_args *a, oh_u32 dtype, oh_u64 chunk, oh_u32 rank) {
+    oh_message m = oh_message_of(a, dtype, chunk);
+    m.in += oh_part_bytes(a, dtype) * rank;
+    if (!a->whole) m.whole = 0;
+    return m;
+}
+
+/* Stores unit `unit` of every peer's shard to that peer; any alignment. */
+OH_SLOW_FN void oh_scatter_unit(const oh_args *a, oh_u32 chunk, oh_u32 unit, oh_u64 at,
+                                oh_u32 dtype, oh_u32 ranks) {
+    oh_u32 k;
+    OH_NO_UNROLL
+    for (k = 0; k + 1 < ranks; k++) {
+        const oh_message m = oh_shard_message(a, dtype, chunk, oh_next_rank(a, k + 1));
+        oh_st_relaxed_sys_unit(a->peers[k].there + at,
+                               oh_sanitise(oh_load_unit(&m, unit, dtype), dtype));
+    }
+}
+
+/* What is left of a call for one thread; `parts`: of a reduce-scatter. Nonzero: the communicator is
  * dead. */
-OH_FN oh_u32 oh_push_rest(const oh_args *a, oh_grid g, oh_call_state c, oh_push_state s,
-                          oh_u32 dtype, oh_u32 world) {
-    const oh_u32 stride = (g.blocks - 1) * g.threads, ranks = world ? world : a->world;
+OH_FN oh_u32 oh_push_rest(const oh_args *a, oh_grid g, oh_call_state c, oh_push_state s, oh_stamp k,
+                          oh_u32 parts) {
+    const oh_u32 stride = (g.blocks - 1) * g.threads, ranks = k.world ? k.world : a->world;
+    const oh_waiter w = oh_waiter_of(c, g, OH_SITE_PUSH_1SHOT);
     OH_NO_UNROLL
     for (; s.chunk < a->chunks; s.chunk++) {
-        const oh_message m = oh_message_of(a, dtype, s.chunk);
+        const oh_message m = parts ? oh_shard_message(a, k.dtype, s.chunk, a->rank)
+                                   : oh_message_of(a, k.dtype, s.chunk);
         const oh_u64 place = oh_push_place(a, c.parity, s.chunk);
-        oh_u32 u;
-        if (OH_PUSH_WHOLE_CHUNK)
-            for (u = s.unit; u < m.units; u += stride)
-                oh_push_unit(a, place + (oh_u64)u * OH_UNIT_BYTES, oh_load_unit(&m, u, dtype),
-                             dtype, ranks);
+        oh_u32 u, ahead = s.unit + s.pushed * stride;
         OH_NO_UNROLL
         for (u = s.unit; u < m.units; u += stride) {
-            const oh_u64 at = place + (oh_u64)u * OH_UNIT_BYTES;
-            if (s.pushed)
-                s.pushed--;
-            else if (!OH_PUSH_WHOLE_CHUNK)
-                oh_push_unit(a, at, oh_load_unit(&m, u, dtype), dtype, ranks);
-            if (!oh_finish_unit(a, &m, u, at, c.sequence, g.thread == 0, dtype, world)) return 1;
+            /* The own data go out: on a host those of the whole chunk, else this unit's. */
+            for (; ahead <= u || (OH_PUSH_WHOLE_CHUNK && ahead < m.units); ahead += stride) {
+                const oh_u64 at = place + (oh_u64)ahead * OH_UNIT_BYTES;
+                if (parts)
+                    oh_scatter_unit(a, s.chunk, ahead, at, k.dtype, ranks);
+                else
+                    oh_push_unit(a, at, oh_load_unit(&m, ahead, k.dtype), k.dtype, ranks);
+            }
+            if (!oh_finish_unit(a, &m, u, place + (oh_u64)u * OH_UNIT_BYTES, w, k)) return 1;
         }
         s.unit = g.block * g.threads + g.thread;
         s.pushed = 0;
@@ -175,6 +210,8 @@ OH_FN oh_u32 oh_push_rest(const oh_args *a, oh_grid g, oh_call_state c, oh_push_
     }
     return 0;
 }
+
+/* ---- the fast path --------------------------------------------------------------------------- */
 
 /* Whole units before the end of a chunk, or before the message's. */
 OH_FN oh_u32 oh_push_whole(const oh_args *a, oh_u32 dtype, oh_u32 chunk) {
@@ -189,12 +226,13 @@ OH_FN oh_u32 oh_push_whole(const oh_args *a, oh_u32 dtype, oh_u32 chunk) {
  * what it polls has mostly arrived. Never across chunks: chunk c+1 is pushed when chunk c is read.
  * `own` is unit `s.unit` of the first chunk. Returns where it stopped. */
 OH_FN oh_push_state oh_push_fast(const oh_args *a, oh_grid g, oh_call_state c, oh_push_state s,
-                                 oh_unit own, oh_u32 dtype, oh_u32 world) {
-    const oh_u32 stride = (g.blocks - 1) * g.threads;
+                                 oh_unit own, oh_stamp k) {
+    const oh_u32 stride = (g.blocks - 1) * g.threads, dtype = k.dtype, world = k.world;
     oh_u32 whole = a->whole;
     oh_u64 in = a->in, out = a->out, place = oh_push_place(a, c.parity, 0);
     for (;;) {
         oh_unit next = own, later = own;
+        /* The first unit of the chunk goes out, and the second comes from memory meanwhile. */
         if (s.unit < whole) {
             oh_push_unit(a, place + (oh_u64)s.unit * OH_UNIT_BYTES, own, dtype, world);
             s.pushed = 1;
@@ -206,17 +244,15 @@ OH_FN oh_push_state oh_push_fast(const oh_args *a, oh_grid g, oh_call_state c, o
         while (s.unit < whole) {
             const oh_u64 at = place + (oh_u64)s.unit * OH_UNIT_BYTES;
             oh_unit v[OH_MAX_RANKS];
-            oh_u32 n = 0;
+            /* The next one goes out before this one is heard. */
             if (s.unit + stride < whole) {
                 oh_push_unit(a, at + (oh_u64)stride * OH_UNIT_BYTES, next, dtype, world);
                 s.pushed = 2;
                 if (s.unit + 2 * stride < whole)
                     later = oh_ld_unit(in + (oh_u64)(s.unit + 2 * stride) * OH_UNIT_BYTES);
             }
-            OH_NO_UNROLL
-            while (oh_look(a, at, v, world) >= 0 && ++n < OH_POLLS) {
-            }
-            if (OH_UNLIKELY(n == OH_POLLS)) return s;
+            /* This unit of all peers: sum, store, and arm the place for the call after next. */
+            if (OH_UNLIKELY(!oh_look_long(a, at, v, world))) return s;
             oh_st_unit(out + (oh_u64)s.unit * OH_UNIT_BYTES,
                        oh_sum_finished(a, oh_add_sources(a, v, own, dtype, world),
                                        s.chunk * a->chunk_bytes + (oh_u64)s.unit * OH_UNIT_BYTES,
@@ -227,6 +263,7 @@ OH_FN oh_push_state oh_push_fast(const oh_args *a, oh_grid g, oh_call_state c, o
             own = next;
             next = later;
         }
+        /* The next chunk: the fence puts what was re-armed before what is pushed now. */
         if (s.chunk + 1 >= a->chunks) return s;
         s.chunk++;
         s.unit = g.block * g.threads + g.thread;
@@ -242,27 +279,20 @@ OH_FN oh_push_state oh_push_fast(const oh_args *a, oh_grid g, oh_call_state c, o
 /* The kernel. `world` 0: the generic instance. The last block carries the signature. The first unit
  * is loaded together with the sequence number. */
 OH_FN void oh_push_1shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
+    const oh_stamp k = {dtype, world};
     const oh_u32 fast = !OH_PUSH_WHOLE_CHUNK && world && a->whole,
                  i = g.block * g.threads + g.thread;
-    const oh_u64 in = a->in + (oh_u64)i * OH_UNIT_BYTES,
-                 sequence_word = oh_sequence_word(a, g.block);
-    oh_signature_words words = {0, 0};
+    const oh_u64 in = a->in + (oh_u64)i * OH_UNIT_BYTES;
     oh_unit own = oh_unit_armed();
     oh_push_state s = {0, i, 0};
     oh_call_state c;
-    if (g.block >= g.blocks - 1) words = oh_signature_begin(a, g);
     if (i < a->whole) oh_prefetch(in);
-    oh_prefetch(sequence_word);
-    oh_pdl_wait();
-    if (g.block == g.blocks - 1) {
-        oh_signature_block(a, g, sequence_word, words, a->hash, 0);
-        return;
-    }
+    if (oh_call_enter(a, g)) return;
     if (fast && i < a->whole) own = oh_ld_unit(in);
-    c = oh_call_begin(sequence_word);
-    if (fast && !c.dead) s = oh_push_fast(a, g, c, s, own, dtype, world);
+    c = oh_call_begin(oh_sequence_word(a, g.block));
+    if (fast && !c.dead) s = oh_push_fast(a, g, c, s, own, k);
     if (OH_UNLIKELY(!c.dead && (s.unit < a->units || s.chunk + 1 < a->chunks)))
-        c.dead = oh_push_rest(a, g, c, s, dtype, world);
+        c.dead = oh_push_rest(a, g, c, s, k, 0);
     oh_call_end(a, g, c);
 }
 

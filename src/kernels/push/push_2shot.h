@@ -103,12 +103,8 @@ OH_FN void oh_reduce_whole(const oh_args *a, oh_2shot_part *p, oh_u32 limit, oh_
     for (; p->reduced < limit; p->reduced += p->stride) {
         const oh_u64 place = (oh_u64)p->reduced * OH_UNIT_BYTES;
         const oh_u64 offset = oh_part_offset(p, a->rank, p->reduced);
-        oh_u32 n = 0;
         own = oh_ld_unit(p->m.in + offset);
-        OH_NO_UNROLL
-        while (oh_look(a, p->scatter + place, v, world) >= 0 && ++n < OH_POLLS) {
-        }
-        if (OH_UNLIKELY(n == OH_POLLS)) return;
+        if (OH_UNLIKELY(!oh_look_long(a, p->scatter + place, v, world))) return;
         own =
             oh_sum_finished(a, oh_add_sources(a, v, own, dtype, world), p->m.first + offset, dtype);
         oh_push_sum(a, p->gather + place, own, world);
@@ -123,11 +119,7 @@ OH_FN void oh_gather_whole(const oh_args *a, oh_2shot_part *p, oh_u32 limit, oh_
     OH_NO_UNROLL
     for (; p->gathered < limit; p->gathered += p->stride) {
         const oh_u64 at = p->gather + (oh_u64)p->gathered * OH_UNIT_BYTES;
-        oh_u32 n = 0;
-        OH_NO_UNROLL
-        while (oh_look(a, at, v, world) >= 0 && ++n < OH_POLLS) {
-        }
-        if (OH_UNLIKELY(n == OH_POLLS)) return;
+        if (OH_UNLIKELY(!oh_look_long(a, at, v, world))) return;
         OH_UNROLL
         for (k = 0; k + 1 < world; k++)
             oh_st_unit(p->m.out + oh_part_offset(p, oh_other_rank(a, k), p->gathered), v[k]);
@@ -137,95 +129,68 @@ OH_FN void oh_gather_whole(const oh_args *a, oh_2shot_part *p, oh_u32 limit, oh_
 
 /* ---- what the fast path has left: any alignment, any wait ------------------------------------ */
 
-/* One sub-index of the own shard. 0: the communicator died. */
-OH_FN oh_i32 oh_reduce_unit(const oh_args *a, const oh_2shot_part *p, oh_u32 j, oh_u32 sequence,
-                            oh_i32 looks_at_host, oh_u32 dtype, oh_u32 world) {
-    const oh_u64 at = p->scatter + (oh_u64)j * OH_UNIT_BYTES;
-    const oh_u32 unit = oh_shard_begin(p->shards, a->rank) + j;
-    oh_unit v[OH_MAX_RANKS], own;
-    oh_sum sum;
-    oh_u32 k;
-    OH_NO_UNROLL
-    for (k = 0; k + 1 < a->world; k++)
-        if (!oh_poll_unit(a, a->peers[k].from + at,
-                          OH_WAIT_FOR(OH_SITE_SCATTER, oh_other_rank(a, k), looks_at_host),
-                          sequence))
-            return 0;
-    own = oh_load_unit(&p->m, unit, dtype);
-    if (world) {
-        oh_look(a, at, v, world);
-        sum = oh_add_sources(a, v, own, dtype, world);
-        oh_rearm(a, at, world);
-    } else {
-        sum = oh_add_and_rearm(a, at, own, dtype);
-    }
-    own = oh_sum_finished(a, sum, oh_unit_offset(&p->m, unit), dtype);
-    oh_push_sum(a, p->gather + (oh_u64)j * OH_UNIT_BYTES, own, world ? world : a->world);
-    oh_store_unit(&p->m, unit, own, dtype);
-    return 1;
-}
-
-/* This thread's sub-indices of the k-th source's shard. 0: the communicator died. */
-OH_FN oh_i32 oh_gather_shard(const oh_args *a, const oh_2shot_part *p, oh_u32 k, oh_u32 sequence,
-                             oh_i32 looks_at_host, oh_u32 dtype) {
-    const oh_u32 owner = oh_other_rank(a, k), begin = oh_shard_begin(p->shards, owner),
-                 end = oh_shard_end(p->shards, owner, p->m.units);
-    oh_u32 u;
-    OH_NO_UNROLL
-    for (u = begin + p->gathered; u < end; u += p->stride) {
-        const oh_u64 at = a->peers[k].from + p->gather + (oh_u64)(u - begin) * OH_UNIT_BYTES;
-        oh_unit sum;
-        if (!oh_poll_unit(a, at, OH_WAIT_FOR(OH_SITE_GATHER, owner, looks_at_host), sequence))
-            return 0;
-        sum = oh_ld_relaxed_sys_unit(at);
-        oh_st_relaxed_sys_unit(at, oh_unit_armed());
-        oh_store_unit(&p->m, u, sum, dtype);
-    }
-    return 1;
-}
-
-/* Nonzero: the communicator is dead. */
-OH_FN oh_u32 oh_2shot_rest(const oh_args *a, const oh_2shot_part *p, oh_u32 sequence,
-                           oh_i32 looks_at_host, oh_u32 dtype, oh_u32 world) {
-    oh_u32 k, u, begin, end;
+/* This thread's sub-indices of every other owner's shard go out. */
+OH_FN void oh_scatter_shards(const oh_args *a, const oh_2shot_part *p, oh_u32 dtype) {
+    oh_u32 k, u;
     OH_NO_UNROLL
     for (k = 0; k + 1 < a->world; k++) {
-        const oh_u32 owner = oh_next_rank(a, k + 1);
-        begin = oh_shard_begin(p->shards, owner);
-        end = oh_shard_end(p->shards, owner, p->m.units);
+        const oh_u32 owner = oh_next_rank(a, k + 1), begin = oh_shard_begin(p->shards, owner),
+                     end = oh_shard_end(p->shards, owner, p->m.units);
         OH_NO_UNROLL
         for (u = begin + p->scattered; u < end; u += p->stride)
             oh_st_relaxed_sys_unit(a->peers[k].there + p->scatter +
                                        (oh_u64)(u - begin) * OH_UNIT_BYTES,
                                    oh_sanitise(oh_load_unit(&p->m, u, dtype), dtype));
     }
-    begin = oh_shard_begin(p->shards, a->rank);
-    end = oh_shard_end(p->shards, a->rank, p->m.units);
+}
+
+/* This thread's sub-indices of the own shard. 0: the communicator died. */
+OH_FN oh_i32 oh_reduce_shard(const oh_args *a, const oh_2shot_part *p, oh_waiter w, oh_stamp k) {
+    const oh_u32 begin = oh_shard_begin(p->shards, a->rank),
+                 end = oh_shard_end(p->shards, a->rank, p->m.units);
+    oh_u32 u;
     OH_NO_UNROLL
-    for (u = begin + p->reduced; u < end; u += p->stride)
-        if (!oh_reduce_unit(a, p, u - begin, sequence, looks_at_host, dtype, world)) return 1;
+    for (u = begin + p->reduced; u < end; u += p->stride) {
+        const oh_u64 place = (oh_u64)(u - begin) * OH_UNIT_BYTES, at = p->scatter + place;
+        oh_unit sum;
+        if (!oh_await_sources(a, at, w)) return 0;
+        sum = oh_sum_finished(a, oh_collect_unit(a, at, oh_load_unit(&p->m, u, k.dtype), k),
+                              oh_unit_offset(&p->m, u), k.dtype);
+        oh_push_sum(a, p->gather + place, sum, k.world ? k.world : a->world);
+        oh_store_unit(&p->m, u, sum, k.dtype);
+    }
+    return 1;
+}
+
+/* This thread's sub-indices of every other owner's shard come in. 0: the communicator died. */
+OH_FN oh_i32 oh_gather_shards(const oh_args *a, const oh_2shot_part *p, oh_waiter w, oh_u32 dtype) {
+    oh_u32 k, u;
     OH_NO_UNROLL
-    for (k = 0; k + 1 < a->world; k++)
-        if (!oh_gather_shard(a, p, k, sequence, looks_at_host, dtype)) return 1;
-    return 0;
+    for (k = 0; k + 1 < a->world; k++) {
+        const oh_u32 owner = oh_other_rank(a, k), begin = oh_shard_begin(p->shards, owner),
+                     end = oh_shard_end(p->shards, owner, p->m.units);
+        OH_NO_UNROLL
+        for (u = begin + p->gathered; u < end; u += p->stride) {
+            const oh_u64 at = a->peers[k].from + p->gather + (oh_u64)(u - begin) * OH_UNIT_BYTES;
+            oh_unit sum;
+            if (!oh_await_unit(a, at, owner, w)) return 0;
+            sum = oh_ld_relaxed_sys_unit(at);
+            oh_st_relaxed_sys_unit(at, oh_unit_armed());
+            oh_store_unit(&p->m, u, sum, dtype);
+        }
+    }
+    return 1;
 }
 
 /* The kernel. `world` 0: the generic instance, which has no fast path. The last block carries the
  * signature. */
 OH_FN void oh_push_2shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
-    const oh_u64 sequence_word = oh_sequence_word(a, g.block);
-    oh_signature_words words = {0, 0};
+    const oh_stamp k = {dtype, world};
     oh_2shot_part p;
     oh_u32 chunk, limit;
     oh_call_state c;
-    if (g.block >= g.blocks - 1) words = oh_signature_begin(a, g);
-    oh_prefetch(sequence_word);
-    oh_pdl_wait();
-    if (g.block == g.blocks - 1) {
-        oh_signature_block(a, g, sequence_word, words, a->hash, 0);
-        return;
-    }
-    c = oh_call_begin(sequence_word);
+    if (oh_call_enter(a, g)) return;
+    c = oh_call_begin(oh_sequence_word(a, g.block));
     p.shards = oh_shards_of(a->units, world ? world : a->world);
     p.stride = (g.blocks - 1) * g.threads;
     OH_NO_UNROLL
@@ -236,13 +201,18 @@ OH_FN void oh_push_2shot(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world
         p.gather = p.scatter + a->regions.slot_bytes / 2;
         p.scattered = p.reduced = p.gathered = g.block * g.threads + g.thread;
         limit = world ? oh_whole_in_all(&p, world) : 0;
+        /* Whole units with short waits, step by step; each step stops where that ends. */
         oh_scatter_whole(a, &p, limit, c.dead, dtype, world);
         if (OH_UNLIKELY(c.dead)) break;
         oh_reduce_whole(a, &p, limit, dtype, world);
         if (a->early_trigger) oh_pdl_trigger();
         if (p.reduced >= limit) oh_gather_whole(a, &p, limit, world);
-        if (OH_UNLIKELY(p.gathered < oh_shard_max(p.shards)))
-            c.dead = oh_2shot_rest(a, &p, c.sequence, g.thread == 0, dtype, world);
+        /* What they have left. */
+        if (OH_UNLIKELY(p.gathered < oh_shard_max(p.shards))) {
+            oh_scatter_shards(a, &p, dtype);
+            c.dead = !oh_reduce_shard(a, &p, oh_waiter_of(c, g, OH_SITE_SCATTER), k) ||
+                     !oh_gather_shards(a, &p, oh_waiter_of(c, g, OH_SITE_GATHER), dtype);
+        }
         if (OH_UNLIKELY(c.dead)) break;
     }
     oh_call_end(a, g, c);

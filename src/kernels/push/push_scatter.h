@@ -23,59 +23,6 @@
 
 #include "kernels/push/push_1shot.h"
 
-OH_FN oh_u64 oh_part_bytes(const oh_args *a, oh_u32 dtype) {
-    return a->count * OH_ELEMENT_BYTES(dtype);
-}
-
-/* One chunk of one rank's shard; all shards are cut alike. */
-OH_FN oh_message oh_shard_message(const oh_args *a, oh_u32 dtype, oh_u64 chunk, oh_u32 rank) {
-    oh_message m = oh_message_of(a, dtype, chunk);
-    m.in += oh_part_bytes(a, dtype) * rank;
-    if (!a->whole) m.whole = 0;
-    return m;
-}
-
-/* Stores unit `unit` of every peer's shard to that peer; any alignment. */
-OH_SLOW_FN void oh_scatter_unit(const oh_args *a, oh_u32 chunk, oh_u32 unit, oh_u64 at,
-                                oh_u32 dtype, oh_u32 ranks) {
-    oh_u32 k;
-    OH_NO_UNROLL
-    for (k = 0; k + 1 < ranks; k++) {
-        const oh_message m = oh_shard_message(a, dtype, chunk, oh_next_rank(a, k + 1));
-        oh_st_relaxed_sys_unit(a->peers[k].there + at,
-                               oh_sanitise(oh_load_unit(&m, unit, dtype), dtype));
-    }
-}
-
-/* What is left of a call for one thread; any alignment, any wait. Nonzero: the communicator is
- * dead. */
-OH_FN oh_u32 oh_scatter_rest(const oh_args *a, oh_grid g, oh_call_state c, oh_push_state s,
-                             oh_u32 dtype, oh_u32 world) {
-    const oh_u32 stride = (g.blocks - 1) * g.threads, ranks = world ? world : a->world;
-    OH_NO_UNROLL
-    for (; s.chunk < a->chunks; s.chunk++) {
-        const oh_message own = oh_shard_message(a, dtype, s.chunk, a->rank);
-        const oh_u64 place = oh_push_place(a, c.parity, s.chunk);
-        oh_u32 u;
-        OH_NO_UNROLL
-        for (u = s.unit + s.pushed * stride; OH_PUSH_WHOLE_CHUNK && u < own.units; u += stride)
-            oh_scatter_unit(a, s.chunk, u, place + (oh_u64)u * OH_UNIT_BYTES, dtype, ranks);
-        OH_NO_UNROLL
-        for (u = s.unit; u < own.units; u += stride) {
-            const oh_u64 at = place + (oh_u64)u * OH_UNIT_BYTES;
-            if (s.pushed)
-                s.pushed--;
-            else if (!OH_PUSH_WHOLE_CHUNK)
-                oh_scatter_unit(a, s.chunk, u, at, dtype, ranks);
-            if (!oh_finish_unit(a, &own, u, at, c.sequence, g.thread == 0, dtype, world)) return 1;
-        }
-        s.unit = g.block * g.threads + g.thread;
-        s.pushed = 0;
-        if (s.chunk + 1 < a->chunks) oh_fence_acq_rel_sys();
-    }
-    return 0;
-}
-
 /* Whole unit `unit` of every peer's shard; `in` is where the chunk begins in the first shard. */
 OH_FN void oh_scatter_load(const oh_args *a, oh_u64 in, oh_u64 shard, oh_u32 unit, oh_unit *v,
                            oh_u32 world) {
@@ -105,8 +52,8 @@ OH_FN void oh_scatter_prefetch(oh_u64 in, oh_u64 shard, oh_u32 unit, oh_u32 worl
  * chunks; the one after it is on its way from memory meanwhile. `first` holds unit s.unit of the
  * first chunk. Returns where it stopped. */
 OH_FN oh_push_state oh_scatter_fast(const oh_args *a, oh_grid g, oh_call_state c, oh_push_state s,
-                                    const oh_unit *first, oh_u32 dtype, oh_u32 world) {
-    const oh_u32 stride = (g.blocks - 1) * g.threads;
+                                    const oh_unit *first, oh_stamp k) {
+    const oh_u32 stride = (g.blocks - 1) * g.threads, dtype = k.dtype, world = k.world;
     const oh_u64 shard = oh_part_bytes(a, dtype);
     oh_u32 whole = a->whole;
     oh_u64 in = a->in, out = a->out, place = oh_push_place(a, c.parity, 0);
@@ -121,7 +68,7 @@ OH_FN oh_push_state oh_scatter_fast(const oh_args *a, oh_grid g, oh_call_state c
             const oh_u64 offset = (oh_u64)s.unit * OH_UNIT_BYTES, at = place + offset;
             const oh_unit own = oh_ld_unit(in + shard * a->rank + offset);
             oh_unit v[OH_MAX_RANKS];
-            oh_u32 n = 0;
+            /* The next one goes out before this one is heard, the one after it comes nearer. */
             if (s.unit + 2 * stride < whole)
                 oh_scatter_prefetch(in, shard, s.unit + 2 * stride, world);
             if (s.unit + stride < whole) {
@@ -129,16 +76,15 @@ OH_FN oh_push_state oh_scatter_fast(const oh_args *a, oh_grid g, oh_call_state c
                 oh_scatter_store(a, at + (oh_u64)stride * OH_UNIT_BYTES, v, dtype, world);
                 s.pushed = 2;
             }
-            OH_NO_UNROLL
-            while (oh_look(a, at, v, world) >= 0 && ++n < OH_POLLS) {
-            }
-            if (OH_UNLIKELY(n == OH_POLLS)) return s;
+            /* This unit of all peers: sum, store, and arm the place for the call after next. */
+            if (OH_UNLIKELY(!oh_look_long(a, at, v, world))) return s;
             oh_st_unit(out + offset,
                        oh_sum_rounded(oh_add_sources(a, v, own, dtype, world), dtype));
             oh_rearm(a, at, world);
             s.pushed--;
             s.unit += stride;
         }
+        /* The next chunk: the fence puts what was re-armed before what is pushed now. */
         if (s.chunk + 1 >= a->chunks) return s;
         s.chunk++;
         s.unit = g.block * g.threads + g.thread;
@@ -159,6 +105,7 @@ OH_FN oh_push_state oh_scatter_fast(const oh_args *a, oh_grid g, oh_call_state c
 /* The kernel. `world` 0: the generic instance, which has no fast path. The last block carries the
  * signature. The first units are loaded together with the sequence number. */
 OH_FN void oh_push_scatter(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 world) {
+    const oh_stamp stamp = {dtype, world};
     const oh_u32 fast = !OH_PUSH_WHOLE_CHUNK && world && a->whole,
                  i = g.block * g.threads + g.thread;
     const oh_u64 shard = oh_part_bytes(a, dtype);
@@ -172,9 +119,9 @@ OH_FN void oh_push_scatter(const oh_args *a, oh_grid g, oh_u32 dtype, oh_u32 wor
     if (oh_call_enter(a, g)) return;
     if (fast && i < a->whole) oh_scatter_load(a, a->in, shard, i, first, world);
     c = oh_call_begin(oh_sequence_word(a, g.block));
-    if (fast && !c.dead) s = oh_scatter_fast(a, g, c, s, first, dtype, world);
+    if (fast && !c.dead) s = oh_scatter_fast(a, g, c, s, first, stamp);
     if (OH_UNLIKELY(!c.dead && (s.unit < a->units || s.chunk + 1 < a->chunks)))
-        c.dead = oh_scatter_rest(a, g, c, s, dtype, world);
+        c.dead = oh_push_rest(a, g, c, s, stamp, 1);
     oh_call_end(a, g, c);
 }
 
