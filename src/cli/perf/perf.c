@@ -1,6 +1,7 @@
 /* `onehop perf`: flags, and the plan made of them and of the machine. */
 #include "protocol/algorithms.h"
-#include "cli/perf/perf.h"
+#include "cli/perf/perf_sizes.h"
+#include "cli/perf/perf_start.h"
 #include "cli/shared/options.h"
 
 #include <stdarg.h>
