@@ -646,7 +646,7 @@ ONEHOP_API onehop_device onehop_get_device(const onehop_context *context);
  * onehop_capture_begin/_end pull algorithms use the captured pointers. May it block? Not on CUDA;
  * on a host stream only while 1024 calls are queued on it; a NULL-stream host call runs to its end.
  * On CUDA no allocation, lock or system call beyond the launch. Errors, nothing launched: NULL,
- * DTYPE, OP, ALIGNMENT, OVERLAP, TOO_LARGE, STREAM, STATE, and with a call STRUCT_SIZE and ALGORITHM
+ * DTYPE, OP, ALIGNMENT, OVERLAP, TOO_LARGE, STREAM, STATE; with a call STRUCT_SIZE, ALGORITHM
  * (what it names cannot serve). Errors of calls that ran come from later
  * calls, onehop_synchronize and onehop_status (host, NULL stream: from this call): TIMEOUT,
  * PEER_LOST, MISMATCH, ABORTED, CALLS_OVERLAP. Then the content of `out` is undefined. Since

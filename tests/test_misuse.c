@@ -215,8 +215,6 @@ static void null_pointers(void) {
             onehop_all_reduce(NULL, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
     REFUSED(ONEHOP_ERR_NULL, "context",
             onehop_all_reduce(NULL, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL));
-    REFUSED(ONEHOP_ERR_NULL, "call",
-            onehop_all_reduce(p.contexts[0], a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
     REFUSED(ONEHOP_ERR_NULL, "context",
             would_use(NULL, 8, ONEHOP_FLOAT32, ONEHOP_SUM, 0, 0, &choice));
     REFUSED(ONEHOP_ERR_NULL, "choice_out",
