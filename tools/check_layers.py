@@ -5,10 +5,10 @@
     with cli, python, examples and tests on top
 
 A file includes its own room and those below, and calls functions of no room above; rooms of one floor never include
-each other. Files do not include each other in circles, where a source and its header of the same name are one; in the
-command and the Python module calls make no circle either. device/cuda, device/host and NCCL's functions are device's
-own, but for the command; command, Python module and examples know only onehop.h, what the table below names, and their
-own files. CUDA headers appear only under src/device/cuda and in src/kernels/prim/prim_cuda.h; what becomes a GPU kernel
+each other. Files do not include each other in circles, where a source and its header of the same name are one; but for
+base, device and rendezvous calls make no circle either. device/cuda, device/host and NCCL's functions are device's own,
+but for the command; command, Python module and examples know only onehop.h, what the table below names, and their own
+files. CUDA headers appear only under src/device/cuda and in src/kernels/prim/prim_cuda.h; what becomes a GPU kernel
 includes no system header; file names are unique; only src/base/env.c reads the environment; the library makes no
 descriptor but through src/base/descriptor.h; only cuda_multicast.c calls the driver's multicast functions, and nothing
 that runs on GPUs names the switch that allows them.
@@ -27,8 +27,8 @@ FLOORS = (("base",), ("device",), ("protocol", "rendezvous"), ("kernels",), ("ji
 LEVEL = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # They know onehop.h, their own files, and the rooms named here.
 USERS = {"cli": ("base", "device", "protocol"), "python": (), "examples": ()}
-# Where calls make no circles either; elsewhere include circles alone are refused.
-NO_CALL_CIRCLES = ("cli", "python")
+# Where calls may make circles, but includes may not: a table of functions and what they share, errors that are logged.
+CALL_CIRCLES = ("base", "device", "rendezvous")
 # What of a higher layer the command may include besides: `onehop which` reads the tables without a context.
 LENT = {"src/plan/explain.h": ("cli",)}
 TOP = "tests"  # may include anything
@@ -204,7 +204,7 @@ def check_circles(tree):
         if not path.startswith(("src", "python")):
             continue
         ends = {target for _, _, _, target in tree.includes(path) if target}
-        if layer(path) in NO_CALL_CIRCLES:
+        if layer(path) not in CALL_CIRCLES:
             ends |= set(taken.get(path, ()))
         here = os.path.splitext(path)[0]
         arrows.setdefault(here, set()).update(os.path.splitext(end)[0] for end in ends)
