@@ -7,7 +7,7 @@
 #include "rank_contexts.h"
 #include "reference.h"
 
-#include "cli/tune/tune.h"
+#include "cli/tune/tune_measure.h"
 #include "context/context.h"
 #include "device/nccl/nccl.h"
 #include "jit/nvrtc.h"

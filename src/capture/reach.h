@@ -3,7 +3,8 @@
 #ifndef OH_REACH_H
 #define OH_REACH_H
 
-#include "capture/registration.h"
+#include "context/context.h"
+#include "context/members.h"
 
 /* Of a call on one rank. 0: it must be staged. */
 typedef struct oh_addresses {

@@ -16,6 +16,8 @@
  *   fill      the registrations
  * Only lack of memory, a failing device and a broken group are errors, and end on all ranks
  * alike. */
+#include "capture/registration.h"
+
 #include "capture/reach.h"
 #include "context/batch.h"
 

@@ -3,6 +3,7 @@
 #define OH_REGISTRATION_H
 
 #include "context/context.h"
+#include "context/members.h"
 
 /* Collective, after the captured calls were found to be alike: finds the memory of all ranks'
  * calls, maps what can be mapped, agrees which calls read it, fills the registrations and closes

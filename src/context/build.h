@@ -8,6 +8,7 @@
 #define OH_BUILD_H
 
 #include "context/context.h"
+#include "context/members.h"
 
 #define OH_BUILD_MAX 64
 

@@ -15,7 +15,6 @@
 #define OH_CONTEXT_H
 
 #include "communicator/comm.h"
-#include "context/members.h"
 #include "communicator/residency.h"
 #include "device/nccl/nccl.h"
 
@@ -41,6 +40,7 @@ typedef struct oh_captured_memory {
 #define OH_NO_REGISTRATION UINT32_MAX
 
 typedef struct oh_batch oh_batch;
+typedef struct oh_members oh_members; /* members.h */
 
 struct onehop_context {
     uint64_t process; /* that made it */

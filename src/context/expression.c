@@ -1,5 +1,5 @@
 /* A caller's expression within the all-reduce: creating, and what a call with it has of its own.
- * The kernels belong to the process (jit.c), so an object is only a list of them. */
+ * The kernels belong to the process (oh_jit_build), so an object is only a list of them. */
 #include "context/expression.h"
 
 #include "context/build.h"

@@ -1,4 +1,6 @@
 /* See members.h. */
+#include "context/members.h"
+
 #include "context/context.h"
 
 #include <string.h>

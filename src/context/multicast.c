@@ -2,6 +2,7 @@
  * after each. What fails on any rank turns it off on all, with a line in the log: the calls it
  * would have served go another way. Nothing here runs unless every rank asked for it. */
 #include "context/context.h"
+#include "context/members.h"
 
 #include <string.h>
 

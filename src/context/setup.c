@@ -1,5 +1,6 @@
 /* The steps of setting up contexts; see context.h. */
 #include "context/context.h"
+#include "context/members.h"
 
 #include "protocol/layout.h"
 

@@ -222,9 +222,6 @@ int oh_cuda_device_count(void);
 /* Why CUDA cannot be used ("libcuda.so.1 was not found" ...), or NULL. */
 const char *oh_cuda_absent_reason(void);
 
-/* The GPUs and the links between them as lines of text, cut at `size`. */
-onehop_result oh_cuda_describe(char *text, size_t size);
-
 #define OH_CUDA_IMAGES 16
 
 /* The images that have all kernels, at most OH_CUDA_IMAGES and ended by NULL; none in a build

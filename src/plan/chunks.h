@@ -2,7 +2,7 @@
 #ifndef OH_CHUNKS_H
 #define OH_CHUNKS_H
 
-#include "plan/dispatch.h"
+#include "plan/plan.h"
 
 /* Bytes of a piece. A message that fits its slot goes whole; else in halves of a push slot. */
 size_t oh_chunk_bytes(const oh_dispatch *d, onehop_algorithm a, size_t bytes);

@@ -1,7 +1,9 @@
 /* Reading the table: which rule serves a call, and what of it the group can do. */
+#include "plan/dispatch.h"
+
+#include "kernels/kernels.h"
 #include "plan/chunks.h"
 #include "plan/rules.h"
-#include "kernels/kernels.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
 #ifndef OH_RULES_H
 #define OH_RULES_H
 
-#include "plan/dispatch.h"
+#include "plan/plan.h"
 
 static inline oh_operation oh_operation_of(const oh_question *q) {
     return q->rows ? q->rows->operation : OH_PLAIN;

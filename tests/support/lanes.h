@@ -438,7 +438,7 @@ static size_t lanes_chunk(const lanes_group *g, const lanes_call *c, size_t byte
     return padded <= g->regions.slot_bytes ? padded : g->regions.slot_bytes / 2;
 }
 
-/* What does not change from call to call; the library's is in communicator/comm.c. */
+/* What does not change from call to call; the library's is in communicator/comm_open.c. */
 static void lanes_addresses(lanes_rank *own) {
     const lanes_group *g = own->group;
     const oh_u64 slot = g->regions.slot_bytes;

@@ -5,7 +5,10 @@
  * reference and guards. Each world size has two: one with slots so small that short messages go in
  * chunks, on memory that peers cannot map, and one with the default storage on memory that they
  * can. Ranks as processes come first: a process that has used a GPU cannot fork ranks. */
-#include "cli/check/check.h"
+#include "cli/check/check_report.h"
+#include "cli/perf/perf_check.h"
+#include "cli/perf/perf_run.h"
+#include "cli/perf/perf_start.h"
 #include "cli/shared/options.h"
 
 #include <stdlib.h>
@@ -34,17 +37,6 @@ typedef struct check_run {
     check_column *column;
     const size_t *counts;
 } check_run;
-
-check_kind check_kind_of(int number) {
-    return (check_kind){(onehop_algorithm)(number / 8), (onehop_source)(number / 2 % 4),
-                        number % 2 != 0};
-}
-
-bool check_applies(check_kind kind, int world_size) {
-    if (oh_is_pull(kind.algorithm) != (kind.source != ONEHOP_SOURCE_NONE)) return false;
-    if (kind.algorithm == ONEHOP_ALGORITHM_AUTO) return true;
-    return (kind.algorithm == ONEHOP_LOCAL_COPY) == (world_size == 1);
-}
 
 /* ---- one cell -------------------------------------------------------------------------------- */
 

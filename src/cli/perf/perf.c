@@ -1,7 +1,19 @@
-/* `onehop perf`: flags, and the plan made of them and of the machine. */
-#include "protocol/algorithms.h"
-#include "cli/perf/perf.h"
+/* `onehop perf`: flags, and the plan made of them and of the machine. Its parts, each above those
+ * that follow; `onehop check` and `onehop tune` make plans of their own and run other bodies:
+ *   perf_sizes    the body of perf: the sizes one after another
+ *   perf_print, perf_json  the results
+ *   perf_start    the start of the ranks
+ *   perf_setup    what each rank does before and after its body
+ *   perf_run      the timed part
+ *   perf_nccl     the foreign libraries beside us
+ *   perf_check, perf_numbers  inputs, scalar reference, comparison
+ *   perf_worker   a worker: its ranks, their memory, keeping step
+ *   perf_floor    what the machine could do at best
+ *   perf_result, perf_plan  what was measured, what is to be */
+#include "cli/perf/perf_sizes.h"
+#include "cli/perf/perf_start.h"
 #include "cli/shared/options.h"
+#include "protocol/algorithms.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -5,7 +5,8 @@
  * checked. Beside a foreign library, which may sum in any order, they are integers so small that
  * every order gives the same bits. The reference knows nothing of the
  * library: fp32 sum in rank order starting from rank 0's value, one rounding, canonical NaN. */
-#include "cli/perf/perf.h"
+#include "cli/perf/perf_check.h"
+#include "cli/perf/perf_numbers.h"
 
 #include <string.h>
 

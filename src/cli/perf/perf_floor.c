@@ -1,7 +1,9 @@
 /* What the host could do at best: one way of a flag between two cores, and one memcpy of the
  * message, both measured at start with buffers that stay in cache where they fit. An all-reduce has
  * to do at least that much: the peer must be told, and the result written. */
-#include "cli/perf/perf.h"
+#include "cli/perf/perf_floor.h"
+
+#include "base/base.h"
 
 #include <math.h>
 #include <pthread.h>

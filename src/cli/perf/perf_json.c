@@ -1,6 +1,8 @@
 /* The results as JSON, schema onehop-perf/1 (docs/cli.md). */
 #include "cli/shared/json.h"
-#include "cli/perf/perf.h"
+#include "cli/perf/perf_json.h"
+#include "cli/perf/perf_nccl.h"
+#include "cli/perf/perf_print.h"
 
 #include <stdio.h>
 

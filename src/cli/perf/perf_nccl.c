@@ -3,7 +3,8 @@
  * Twice if wanted: on our buffers, and as PEER_NCCL_SYMM on buffers of a symmetric window, for
  * which it has kernels of its own. Both share one communicator: those kernels serve a call only if
  * its buffers lie in such windows. */
-#include "cli/perf/perf.h"
+#include "cli/perf/perf_nccl.h"
+#include "cli/perf/perf_check.h"
 #include "device/nccl/nccl_api.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 /* Conversions of the reference, one element at a time and by arithmetic on values, not on lanes:
  * slow, plain and unlike the code under test. */
-#include "cli/perf/perf.h"
+#include "cli/perf/perf_numbers.h"
 
 #include <math.h>
 #include <pthread.h>

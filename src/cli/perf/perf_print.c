@@ -1,6 +1,7 @@
 /* The table on stdout: the columns and lines that users of nccl-tests know, then ours. Each line is
  * flushed, so that progress is seen through a pipe. */
-#include "cli/perf/perf.h"
+#include "cli/perf/perf_print.h"
+#include "cli/perf/perf_nccl.h"
 #include "device/nccl/nccl_api.h"
 
 #include <math.h>

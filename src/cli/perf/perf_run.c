@@ -12,7 +12,8 @@
  * In place, sums grow by each call. Outputs are set back to the inputs, outside the timed part,
  * before the numbers leave the range of the type; a graph that is longer than that ends in
  * infinities. */
-#include "cli/perf/perf.h"
+#include "cli/perf/perf_run.h"
+#include "cli/perf/perf_check.h"
 
 #include <math.h>
 #include <stdlib.h>

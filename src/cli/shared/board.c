@@ -1,5 +1,5 @@
 /* The board: a barrier, a place for results and a record of the first failure, in shared memory. */
-#include "cli/shared/ranks.h"
+#include "cli/shared/board.h"
 
 #include "base/wait.h"
 

@@ -1,7 +1,8 @@
 /* `onehop tune`: measures this machine and writes a tuning table for it, for ONEHOP_TUNING. The
  * file is written only after other ranks have used the table: their calls must do what it says, and
  * give the right results. Progress goes to stderr. */
-#include "cli/tune/tune.h"
+#include "cli/tune/tune_measure.h"
+#include "cli/perf/perf_start.h"
 #include "cli/shared/options.h"
 
 #include <errno.h>

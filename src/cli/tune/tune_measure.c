@@ -4,7 +4,8 @@
  *
  * All figures are the largest of all ranks and equal on all ranks, so the ranks decide alike
  * without talking. */
-#include "cli/tune/tune.h"
+#include "cli/tune/tune_measure.h"
+#include "cli/perf/perf_run.h"
 #include "device/device.h"
 
 #include <math.h>

@@ -191,9 +191,6 @@ OH_FN oh_u64 oh_ld_relaxed_gpu_u64(oh_u64 p) {
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
-OH_FN void oh_st_relaxed_gpu_u64(oh_u64 p, oh_u64 v) {
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
-}
 OH_FN void oh_fence_acq_rel_sys(void) {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 }

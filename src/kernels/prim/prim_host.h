@@ -163,9 +163,6 @@ OH_FN void oh_st_relaxed_gpu_u32(oh_u64 p, oh_u32 v) {
 OH_FN oh_u64 oh_ld_relaxed_gpu_u64(oh_u64 p) {
     return oh_ld_relaxed_sys_u64(p);
 }
-OH_FN void oh_st_relaxed_gpu_u64(oh_u64 p, oh_u64 v) {
-    __atomic_store_n(OH_AT(oh_u64, p), v, __ATOMIC_RELAXED);
-}
 /* ThreadSanitizer does not understand stand-alone fences (gcc refuses them): there the fence is a
  * read-modify-write of a dummy word, which orders no less on any machine it runs on. */
 OH_FN void oh_fence_acq_rel_sys(void) {

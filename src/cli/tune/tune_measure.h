@@ -1,10 +1,9 @@
-/* The parts of `onehop tune`.
- *   tune.c          flags, the table as a file, its trial
- *   tune_measure.c  what the ranks do: candidates, medians, crossovers */
-#ifndef OH_CLI_TUNE_H
-#define OH_CLI_TUNE_H
+/* What the ranks of `onehop tune` do: candidates, medians, crossovers. tune.c has the flags, the
+ * table as a file and its trial. */
+#ifndef OH_CLI_TUNE_MEASURE_H
+#define OH_CLI_TUNE_MEASURE_H
 
-#include "cli/perf/perf.h"
+#include "cli/perf/perf_worker.h"
 
 enum {
     TUNE_RULES = 128, /* of one mode */

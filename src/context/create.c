@@ -1,5 +1,6 @@
 /* Creating, asking and destroying contexts. */
 #include "context/batch.h"
+#include "context/members.h"
 
 #include "base/wait.h"
 

@@ -1,8 +1,19 @@
 /* The report of `onehop check`: a table on stdout, and JSON. */
-#include "cli/check/check.h"
+#include "cli/check/check_report.h"
 #include "cli/shared/json.h"
 
 #include <string.h>
+
+check_kind check_kind_of(int number) {
+    return (check_kind){(onehop_algorithm)(number / 8), (onehop_source)(number / 2 % 4),
+                        number % 2 != 0};
+}
+
+bool check_applies(check_kind kind, int world_size) {
+    if (oh_is_pull(kind.algorithm) != (kind.source != ONEHOP_SOURCE_NONE)) return false;
+    if (kind.algorithm == ONEHOP_ALGORITHM_AUTO) return true;
+    return (kind.algorithm == ONEHOP_LOCAL_COPY) == (world_size == 1);
+}
 
 static const char *const layout_names[] = {"process", "thread", "single"};
 

@@ -1,9 +1,9 @@
-/* The parts of `onehop check`: check.c runs, check_print.c reports. */
-#ifndef OH_CLI_CHECK_H
-#define OH_CLI_CHECK_H
+/* What `onehop check` finds, and how it is told. */
+#ifndef OH_CLI_CHECK_REPORT_H
+#define OH_CLI_CHECK_REPORT_H
 
 #include "protocol/algorithms.h"
-#include "cli/perf/perf.h"
+#include "cli/perf/perf_plan.h"
 
 #include <stdio.h>
 
