@@ -78,11 +78,13 @@ OH_SLOW_FN oh_i32 oh_norm_await_long(const oh_args *a, oh_u64 at, oh_waiter w) {
     return oh_await_sources(a, at, w);
 }
 
-/* Waits for all sources' units at `at` and, unless `apart` is 0, for those that lie so many bytes
- * behind: all are looked at together, so that their loads are in flight together. 0: the
- * communicator died. */
-OH_FN oh_i32 oh_norm_await_units(const oh_args *a, oh_u64 at, oh_u64 apart,
+/* Waits for all sources' units at `at` and, if there are two, for those of the lane's next unit:
+ * all are looked at together, so that their loads are in flight together. 0: the communicator
+ * died. */
+OH_FN oh_i32 oh_norm_await_units(const oh_norm_args *n, oh_u64 at, oh_u32 two,
                                  oh_unit v[][OH_MAX_RANKS], oh_waiter w, oh_u32 world) {
+    const oh_args *a = &n->call;
+    const oh_u64 apart = (oh_u64)n->lanes * OH_UNIT_BYTES;
     oh_u32 looks, missing, j;
     for (;;) {
         OH_NO_UNROLL
@@ -91,14 +93,14 @@ OH_FN oh_i32 oh_norm_await_units(const oh_args *a, oh_u64 at, oh_u64 apart,
             OH_UNROLL
             for (j = 0; j + 1 < world; j++) {
                 v[0][j] = oh_ld_relaxed_sys_unit(a->peers[j].from + at);
-                if (apart) v[1][j] = oh_ld_relaxed_sys_unit(a->peers[j].from + at + apart);
+                if (two) v[1][j] = oh_ld_relaxed_sys_unit(a->peers[j].from + at + apart);
             }
             OH_UNROLL
             for (j = 0; j + 1 < world; j++)
-                missing |= !oh_unit_arrived(v[0][j]) | (apart && !oh_unit_arrived(v[1][j]));
+                missing |= !oh_unit_arrived(v[0][j]) | (two && !oh_unit_arrived(v[1][j]));
             if (!missing) return 1;
         }
-        if (!oh_norm_await_long(a, at, w) || (apart && !oh_norm_await_long(a, at + apart, w)))
+        if (!oh_norm_await_long(a, at, w) || (two && !oh_norm_await_long(a, at + apart, w)))
             return 0;
     }
 }
@@ -164,7 +166,7 @@ OH_FN void oh_norm_fast_sum(const oh_norm_args *n, oh_grid g, oh_norm_rows *k, o
         plus = oh_sum_here(plus, s.dtype);
     }
     if (first < k->units &&
-        !oh_norm_await_units(a, at, s.together == 2 && first + n->lanes < k->units ? apart : 0, v,
+        !oh_norm_await_units(n, at, s.together == 2 && first + n->lanes < k->units, v,
                              oh_waiter_of(k->c, g, OH_SITE_PUSH_1SHOT), s.world))
         k->units = 0;
     OH_UNROLL
