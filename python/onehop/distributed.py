@@ -33,11 +33,17 @@ def _inner(group: dist.ProcessGroup, backends: list[tuple[str, Any, Any]]) -> No
     group._set_default_backend(backends[-1][1])
 
 
+def _number(backend: Any) -> None:
+    """As PyTorch does; from 2.14 there is nothing to do."""
+    if not hasattr(dist.ProcessGroup, "reconfigure"):
+        backend._set_sequence_number_for_group()
+
+
 def _own_backends(options: Any) -> list[tuple[str, Any, Any]]:
     """gloo for the CPU, NCCL for CUDA or else gloo: device, type, backend."""
     store, rank, size = options.store, options.group_rank, options.group_size
     gloo = c10d.ProcessGroupGloo(c10d.PrefixStore("cpu/", store), rank, size, timeout=options.timeout)
-    gloo._set_sequence_number_for_group()
+    _number(gloo)
     found: list[tuple[str, Any, Any]] = [("cpu", _Types.GLOO, gloo)]
     if not torch.cuda.is_available():
         return found
@@ -48,7 +54,7 @@ def _own_backends(options: Any) -> list[tuple[str, Any, Any]]:
     own.global_ranks_in_group = options.global_ranks_in_group
     own.group_name = options.group_id
     nccl = c10d.ProcessGroupNCCL(c10d.PrefixStore("cuda/", store), rank, size, own)
-    nccl._set_sequence_number_for_group()
+    _number(nccl)
     return [*found, ("cuda", _Types.NCCL, nccl)]
 
 
