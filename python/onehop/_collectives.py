@@ -82,7 +82,10 @@ class Collectives:
         self._inner, self._name, self._ranks = inner, name, ranks
         self._me, self._world = inner.rank(), inner.size()
         self._timeout_s = min(timeout.total_seconds(), LONGEST_S)
-        self._meeting = _through_store(store, name, self._me, self._world, timeout)
+        # A store may outlive its groups, and their names come again, for other ranks too.
+        place = f"{name}/{'.'.join(map(str, ranks))}"
+        life = store.add(f"onehop/{place}/{self._me}", 1) if self._world > 1 else 0
+        self._meeting = _through_store(store, f"{place}/{life}", self._me, self._world, timeout, {})
         self._engines: dict[torch.device, Engine | None] = {}
         self._whole = self._world > 0 and self._world & (self._world - 1) == 0  # a quotient by it is exact
         self._refusal = self._why_not()
