@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -66,7 +66,8 @@ def plain(tensor: torch.Tensor) -> torch.Tensor | None:
         return tensor
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-    return tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else None
+    waited: Any = tensor
+    return waited.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else None
 
 
 class Collectives:
@@ -125,9 +126,10 @@ class Collectives:
             everyone = self._meeting(gpu)
             share = len({everyone[at : at + 64] for at in range(0, len(everyone), 64)}) < self._world
         meeting = Rendezvous(self._me, self._world, allgather=self._meeting)
-        limits = {"timeout": self._timeout_s, "init_timeout": self._timeout_s}
+        limit = self._timeout_s
         try:
-            return Engine(AllReduce(meeting, device, share_gpu=share, **limits), self._who)
+            ar = AllReduce(meeting, device, share_gpu=share, timeout=limit, init_timeout=limit)
+            return Engine(ar, self._who)
         except SetupError as error:  # the same on all ranks
             if self._me == 0:
                 log.warning("group %s: on %s all by PyTorch's own backends: %s", self._name, device.type, error)
@@ -275,6 +277,3 @@ class Collectives:
             return self._inner.barrier(options)
         engine.run(engine.meet, [], [], True)
         return done([]) if getattr(options, "asyncOp", True) else None
-
-
-Creator = Callable[[Any, Any], Any]

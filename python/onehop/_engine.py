@@ -12,13 +12,15 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Work, _create_work_from_future
+from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import Work
 
 from onehop._all_reduce import AllReduce
 from onehop._errors import CommunicatorDead
 from onehop._tensors import DTYPES
 
 Call = Callable[[], None]
+_work_of: Callable[[Any], Work] = c10d._create_work_from_future  # type: ignore[attr-defined]
 
 
 def lies_flat(tensor: torch.Tensor) -> bool:
@@ -35,17 +37,17 @@ def done(tensors: Sequence[torch.Tensor]) -> Work:
     """Work that has ended."""
     future: Any = torch.futures.Future()
     future.set_result(list(tensors))
-    return _create_work_from_future(future)
+    return _work_of(future)
 
 
 class StreamWork(Work):
     """Work on a stream of ours, as that of NCCL's backend: `wait` makes the current stream wait, not the caller."""
 
-    def __init__(self, engine: Engine, event: torch.cuda.Event, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, engine: Engine, event: Any, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._engine, self._event, self._tensors = engine, event, list(tensors)
 
-    def wait(self, timeout: timedelta | None = None) -> bool:  # type: ignore[override]  # noqa: ARG002
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
         """The current stream waits. Raises if the communicator is known to be dead."""
         self.synchronize()
         self._engine.check()
@@ -82,7 +84,8 @@ class Engine:
 
     def __init__(self, ar: AllReduce, who: Callable[[int], str]) -> None:
         self.ar, self.device, self._who = ar, ar.device, who
-        self.side: Any = torch.cuda.Stream(ar.device) if ar.device.type == "cuda" else None
+        on_gpu = ar.device.type == "cuda"
+        self.side: Any = torch.cuda.Stream(ar.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._lock = threading.Lock()  # autograd calls from threads of its own
 
     def run(self, call: Call, tensors: Sequence[torch.Tensor], use: Sequence[torch.Tensor], wait: bool) -> Work | None:

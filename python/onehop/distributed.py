@@ -5,8 +5,8 @@
 
     dist.init_process_group("onehop")
 
-All-reduce, all-gather, reduce-scatter and barrier go through onehop where it can serve them, all else through gloo (CPU)
-and NCCL (CUDA). docs/torch.md has what is taken, and how it goes with DDP, FSDP2, DTensor and torch.compile.
+All-reduce, all-gather, reduce-scatter and barrier go through onehop where it can serve them, all else by
+gloo (CPU) and NCCL (CUDA). docs/torch.md has what is taken, and how it goes with DDP, FSDP2, DTensor and torch.compile.
 """
 
 from __future__ import annotations
@@ -39,8 +39,12 @@ def _number(backend: Any) -> None:
         backend._set_sequence_number_for_group()
 
 
+def _name(group: Any, name: str) -> None:
+    group._set_group_name(name)
+
+
 def _own_backends(options: Any) -> list[tuple[str, Any, Any]]:
-    """gloo for the CPU, NCCL for CUDA or else gloo: device, type, backend."""
+    """Of the CPU gloo, of CUDA NCCL or else gloo: device, type, backend."""
     store, rank, size = options.store, options.group_rank, options.group_size
     gloo = c10d.ProcessGroupGloo(c10d.PrefixStore("cpu/", store), rank, size, timeout=options.timeout)
     _number(gloo)
@@ -62,12 +66,13 @@ class ProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]
     """A group whose collectives are onehop's where it can serve them. torch.distributed makes it."""
 
     def __init__(self, options: Any) -> None:
-        dist.ProcessGroup.__init__(self, options.group_rank, options.group_size)
+        make: Any = dist.ProcessGroup.__init__  # the form with a store makes no object of a subclass
+        make(self, options.group_rank, options.group_size)
         inner = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
         backends = _own_backends(options)
         _inner(self, backends)  # what is not taken by a method
         _inner(inner, backends)  # what a method leaves
-        inner._set_group_name(options.group_id)
+        _name(inner, options.group_id)
         self._options = options
         self._children: list[ProcessGroup] = []  # the other side holds only half of each
         self._start(inner, options.store, options.group_id, options.global_ranks_in_group, options.timeout)
@@ -97,7 +102,7 @@ class ProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]
         everyone = mine.global_ranks_in_group
         options.global_ranks_in_group = [everyone[rank] for rank in ranks] if everyone else ranks
         made = ProcessGroup(options)
-        made._set_group_name(options.group_id)
+        _name(made, options.group_id)
         made._set_group_desc(desc or "undefined")
         self._children.append(made)
         return made
