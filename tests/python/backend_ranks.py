@@ -35,7 +35,7 @@ Op = dist.ReduceOp
 
 
 class Rank(Models):
-    """This rank, the whole group, the same over gloo, and the checks."""
+    """One rank: the whole group, the same over gloo, and the checks."""
 
     def __init__(self):
         self.rank, self.world, self.group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
