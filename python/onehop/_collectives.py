@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from onehop import _onehop
 from onehop._all_reduce import AllReduce
 from onehop._engine import Engine, done
 from onehop._errors import SetupError
 from onehop._group import Rendezvous, _through_store
-from onehop._onehop import MAX_RANKS
 from onehop._tensors import DTYPES, _is_wrapper
 
 log = logging.getLogger("onehop")
@@ -94,8 +94,8 @@ class Collectives:
             log.warning("group %s: all by PyTorch's own backends: %s", name, self._refusal)
 
     def _why_not(self) -> str:
-        if not 2 <= self._world <= MAX_RANKS:
-            return f"expected 2 to {MAX_RANKS} ranks, found {self._world}"
+        if not 2 <= self._world <= _onehop.MAX_RANKS:
+            return f"expected 2 to {_onehop.MAX_RANKS} ranks, found {self._world}"
         everyone = self._meeting(machine())
         hosts = {everyone[at : at + 64] for at in range(0, len(everyone), 64)}
         return "" if len(hosts) == 1 else f"its ranks are on {len(hosts)} machines"

@@ -122,7 +122,7 @@ def _create(options: Any, _: Any) -> ProcessGroup:
 
 def register() -> None:
     """Makes torch.distributed know the name; importing the module does it, twice is once."""
-    if NAME.upper() not in dist.Backend._plugins:
+    if not hasattr(dist.Backend, NAME.upper()):
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
 
 
