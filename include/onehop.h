@@ -540,12 +540,12 @@ typedef struct onehop_call {
     size_t prefetch_bytes;
 } onehop_call;
 
-/* As onehop_all_reduce and onehop_all_reduce_with (call may be NULL), on a communicator. */
+/* As onehop_all_reduce, on a communicator. */
 ONEHOP_API onehop_result onehop_comm_all_reduce(onehop_comm *comm, const void *in, void *out,
                                                 size_t count, onehop_dtype dtype, onehop_op op,
                                                 const onehop_call *call, onehop_stream stream);
 
-/* As onehop_reduce_scatter and onehop_all_gather (call may be NULL), on a communicator. */
+/* As onehop_reduce_scatter and onehop_all_gather, on a communicator. */
 ONEHOP_API onehop_result onehop_comm_reduce_scatter(onehop_comm *comm, const void *in, void *out,
                                                     size_t count, onehop_dtype dtype, onehop_op op,
                                                     const onehop_call *call, onehop_stream stream);
@@ -638,26 +638,22 @@ ONEHOP_API onehop_device onehop_get_device(const onehop_context *context);
 /* out[i] = sum over ranks of in[i], i < count, on every rank. in, out: `count` elements each, in
  * memory of the rank's device, aligned to their element; equal (in place) or disjoint. Both must
  * stay valid until the call has run; on return of a NULL-stream host call it has. count 0 does
- * nothing, on all ranks. Order: stream order; calls of one context run in the order they were made,
+ * nothing, on all ranks. `call`: NULL, onehop chooses; or the algorithm, source or grid that you
+ * name. Order: stream order; calls of one context run in the order they were made,
  * also from different streams (the streams of the last eager and of the last captured call must
  * live until the next such call or the destroy). All ranks must make the same calls in the same
  * order; a difference ends in MISMATCH on all ranks. Capture: allowed; inside
  * onehop_capture_begin/_end pull algorithms use the captured pointers. May it block? Not on CUDA;
  * on a host stream only while 1024 calls are queued on it; a NULL-stream host call runs to its end.
  * On CUDA no allocation, lock or system call beyond the launch. Errors, nothing launched: NULL,
- * DTYPE, OP, ALIGNMENT, OVERLAP, TOO_LARGE, STREAM, STATE. Errors of calls that ran come from later
+ * DTYPE, OP, ALIGNMENT, OVERLAP, TOO_LARGE, STREAM, STATE; with a call STRUCT_SIZE, ALGORITHM
+ * (what it names cannot serve). Errors of calls that ran come from later
  * calls, onehop_synchronize and onehop_status (host, NULL stream: from this call): TIMEOUT,
  * PEER_LOST, MISMATCH, ABORTED, CALLS_OVERLAP. Then the content of `out` is undefined. Since
  * 0.1. */
 ONEHOP_API onehop_result onehop_all_reduce(onehop_context *context, const void *in, void *out,
                                            size_t count, onehop_dtype dtype, onehop_op op,
-                                           onehop_stream stream);
-
-/* The same with the algorithm, source or grid named by the caller. Adds error ALGORITHM: the named
- * choice cannot serve the call. Since 0.1. */
-ONEHOP_API onehop_result onehop_all_reduce_with(onehop_context *context, const void *in, void *out,
-                                                size_t count, onehop_dtype dtype, onehop_op op,
-                                                const onehop_call *call, onehop_stream stream);
+                                           const onehop_call *call, onehop_stream stream);
 
 /* out[i] = sum over ranks of in[rank * count + i], i < count, of the calling rank's `rank`: each
  * rank gets its shard of what onehop_all_reduce would give all, bit for bit. `in` holds world_size
@@ -668,23 +664,15 @@ ONEHOP_API onehop_result onehop_all_reduce_with(onehop_context *context, const v
  * 0.1. */
 ONEHOP_API onehop_result onehop_reduce_scatter(onehop_context *context, const void *in, void *out,
                                                size_t count, onehop_dtype dtype, onehop_op op,
-                                               onehop_stream stream);
+                                               const onehop_call *call, onehop_stream stream);
 
 /* out[r * bytes + i] = byte i of rank r's `in`, i < bytes, on every rank: bits are moved, of any
  * type and pattern. `in` holds `bytes` bytes, `out` world_size * bytes, at any address; `in` is out
  * + rank * bytes (in place, as NCCL has it) or disjoint from all of `out`. Ranks may differ in
  * that. All else as onehop_reduce_scatter; no DTYPE, OP, ALIGNMENT. Since 0.1. */
 ONEHOP_API onehop_result onehop_all_gather(onehop_context *context, const void *in, void *out,
-                                           size_t bytes, onehop_stream stream);
-
-/* The same with the algorithm or grid named by the caller, as onehop_all_reduce_with. Since 0.1. */
-ONEHOP_API onehop_result onehop_reduce_scatter_with(onehop_context *context, const void *in,
-                                                    void *out, size_t count, onehop_dtype dtype,
-                                                    onehop_op op, const onehop_call *call,
-                                                    onehop_stream stream);
-ONEHOP_API onehop_result onehop_all_gather_with(onehop_context *context, const void *in, void *out,
-                                                size_t bytes, const onehop_call *call,
-                                                onehop_stream stream);
+                                           size_t bytes, const onehop_call *call,
+                                           onehop_stream stream);
 
 typedef struct onehop_choice {
     onehop_algorithm algorithm;
@@ -994,11 +982,11 @@ typedef struct onehop_expression_values {
     const void *arrays[ONEHOP_OP_NAMES];
 } onehop_expression_values;
 
-/* As onehop_all_reduce_with, of op->dtype and ONEHOP_SUM, with the expression of `op`, which was
+/* As onehop_all_reduce, of op->dtype and ONEHOP_SUM, with the expression of `op`, which was
  * made from this context. call and, if the expression names nothing, values may be NULL. The same
  * bits on all ranks, by every algorithm and size; NaN is canonical. Neither NCCL nor multicast
  * takes such calls. In a graph scalars and addresses are those of the capture. Errors: those of
- * onehop_all_reduce_with, ARGUMENT (op of another context). Since 0.1. */
+ * onehop_all_reduce, ARGUMENT (op of another context). Since 0.1. */
 ONEHOP_API onehop_result onehop_all_reduce_expression(
     onehop_context *context, const void *in, void *out, size_t count, const onehop_expression *op,
     const onehop_expression_values *values, const onehop_call *call, onehop_stream stream);

@@ -101,8 +101,8 @@ static inline onehop_result kit_run(onehop_context *context, const kit_way *way,
                                     float *out, onehop_stream stream) {
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     call.algorithm = way->forced;
-    return onehop_all_reduce_with(context, in, out, way->count, ONEHOP_FLOAT32, ONEHOP_SUM, &call,
-                                  stream);
+    return onehop_all_reduce(context, in, out, way->count, ONEHOP_FLOAT32, ONEHOP_SUM, &call,
+                             stream);
 }
 
 typedef struct kit_buffers {

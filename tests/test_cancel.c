@@ -75,15 +75,15 @@ static void cancel_waiting(void) {
     bool done = false;
     CHECK_OK(onehop_create_all(&config, 2, NULL, contexts));
     for (int r = 0; r < 2; r++) CHECK_OK(onehop_host_stream_create(&streams[r]));
-    CHECK_OK(
-        onehop_all_reduce(contexts[0], x[0], x[0], 16, ONEHOP_FLOAT32, ONEHOP_SUM, streams[0]));
+    CHECK_OK(onehop_all_reduce(contexts[0], x[0], x[0], 16, ONEHOP_FLOAT32, ONEHOP_SUM, NULL,
+                               streams[0]));
     waiting_stream = streams[0];
     CHECK(!pthread_create(&thread, NULL, synchronize, &done));
     pause_us(50000);
     pthread_cancel(thread);
     pause_us(50000);
-    CHECK_OK(
-        onehop_all_reduce(contexts[1], x[1], x[1], 16, ONEHOP_FLOAT32, ONEHOP_SUM, streams[1]));
+    CHECK_OK(onehop_all_reduce(contexts[1], x[1], x[1], 16, ONEHOP_FLOAT32, ONEHOP_SUM, NULL,
+                               streams[1]));
     pthread_join(thread, NULL);
     CHECK(done);
     for (int r = 0; r < 2; r++) CHECK_OK(onehop_synchronize(contexts[r], streams[r]));

@@ -31,8 +31,8 @@ static void capture(job *j, int rank, onehop_stream stream) {
         CHECK_OK(onehop_mem_alloc(host(), COUNT * 4, (void **)&j->in[rank][g]));
         CHECK_OK(onehop_mem_alloc(host(), COUNT * 4, (void **)&j->out[rank][g]));
         CHECK_OK(onehop_host_stream_capture_begin(stream));
-        CHECK_OK(onehop_all_reduce_with(context, j->in[rank][g], j->out[rank][g], j->counts[g],
-                                        ONEHOP_FLOAT32, ONEHOP_SUM, &call, stream));
+        CHECK_OK(onehop_all_reduce(context, j->in[rank][g], j->out[rank][g], j->counts[g],
+                                   ONEHOP_FLOAT32, ONEHOP_SUM, &call, stream));
         CHECK_OK(onehop_host_stream_capture_end(stream, &j->graphs[rank][g]));
     }
     CHECK_OK(onehop_capture_end(context));
@@ -111,8 +111,8 @@ static void first_rank(job *j) {
     CHECK_OK(onehop_host_graph_launch(j->graphs[0][0], NULL));
     CHECK_RESULT(wanted, onehop_synchronize(context, NULL));
     CHECK_RESULT(wanted, onehop_status(context, NULL));
-    CHECK_RESULT(wanted,
-                 onehop_all_reduce(context, small, small, 4, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+    CHECK_RESULT(wanted, onehop_all_reduce(context, small, small, 4, ONEHOP_FLOAT32, ONEHOP_SUM,
+                                           NULL, NULL));
 }
 
 static void second_rank(job *j) {

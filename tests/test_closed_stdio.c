@@ -33,7 +33,7 @@ static void check_free(const char *what) {
 static void all_reduce(onehop_context *context, int rank) {
     static _Thread_local float x[COUNT], y[COUNT];
     for (int i = 0; i < COUNT; i++) x[i] = (float)(1 + rank + i);
-    CHECK_OK(onehop_all_reduce(context, x, y, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+    CHECK_OK(onehop_all_reduce(context, x, y, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
     for (int i = 0; i < COUNT; i++) CHECK(y[i] == (float)(3 + 2 * i));
 }
 
@@ -52,8 +52,8 @@ static void capture(onehop_context *context) {
     CHECK_OK(onehop_host_stream_create(&stream));
     CHECK_OK(onehop_capture_begin(context));
     CHECK_OK(onehop_host_stream_capture_begin(stream));
-    CHECK_OK(onehop_all_reduce_with(context, memory, memory + COUNT, COUNT, ONEHOP_FLOAT32,
-                                    ONEHOP_SUM, &call, stream));
+    CHECK_OK(onehop_all_reduce(context, memory, memory + COUNT, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM,
+                               &call, stream));
     CHECK_OK(onehop_host_stream_capture_end(stream, &graph));
     CHECK_OK(onehop_capture_end(context));
     check_free("onehop_capture_end");

@@ -130,12 +130,13 @@ static void capture_two(team *t, int r, difference what, onehop_host_graph **gra
         call.blocks = odd ? 2 : 3;
     }
     CHECK_OK(onehop_host_stream_capture_begin(s));
-    CHECK_OK(onehop_all_reduce(t->contexts[r], in, out, 64, ONEHOP_FLOAT32, ONEHOP_SUM, s));
-    CHECK_OK(onehop_all_reduce_with(
+    CHECK_OK(onehop_all_reduce(t->contexts[r], in, out, 64, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, s));
+    CHECK_OK(onehop_all_reduce(
         t->contexts[r], in, what == IN_PLACE && odd ? in : out, what == COUNT && odd ? 65 : 64,
         what == TYPE && odd ? ONEHOP_FLOAT16 : ONEHOP_BFLOAT16, ONEHOP_SUM, &call, s));
     if (what == ONE_MORE && odd)
-        CHECK_OK(onehop_all_reduce(t->contexts[r], in, out, 64, ONEHOP_FLOAT32, ONEHOP_SUM, s));
+        CHECK_OK(
+            onehop_all_reduce(t->contexts[r], in, out, 64, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, s));
     CHECK_OK(onehop_host_stream_capture_end(s, graph));
 }
 
@@ -221,7 +222,7 @@ static void two_streams(team *t) {
             for (int r = 0; r < t->world_size; r++) {
                 const int stream = (int)(random_next(&random) % 2); /* each rank its own choice */
                 CHECK_OK(onehop_all_reduce(t->contexts[r], t->buffers[r]->in, t->buffers[r]->in,
-                                           COUNT_OF_CALL, ONEHOP_FLOAT32, ONEHOP_SUM,
+                                           COUNT_OF_CALL, ONEHOP_FLOAT32, ONEHOP_SUM, NULL,
                                            t->streams[stream][r]));
             }
             want *= (float)t->world_size;
@@ -286,7 +287,7 @@ static void streams_and_none(int rank, int world_size, void *argument) {
     float want = 1;
     for (size_t i = 0; i < 500; i++) m->in[i] = 1;
     for (int call = 0; call < 18; call++) {
-        CHECK_OK(onehop_all_reduce(ctx, m->in, m->in, 500, ONEHOP_FLOAT32, ONEHOP_SUM,
+        CHECK_OK(onehop_all_reduce(ctx, m->in, m->in, 500, ONEHOP_FLOAT32, ONEHOP_SUM, NULL,
                                    streams[(call + rank) % 3]));
         want *= (float)world_size;
     }
@@ -308,8 +309,8 @@ static void check_choice(team *t, size_t count, onehop_dtype dtype, bool in_plac
     CHECK_OK(onehop_get_stats(t->contexts[0], &before));
     for (int r = 0; r < t->world_size; r++) {
         void *in = t->buffers[r]->in, *out = in_place ? in : t->buffers[r]->out;
-        CHECK_OK(
-            onehop_all_reduce(t->contexts[r], in, out, count, dtype, ONEHOP_SUM, t->streams[0][r]));
+        CHECK_OK(onehop_all_reduce(t->contexts[r], in, out, count, dtype, ONEHOP_SUM, NULL,
+                                   t->streams[0][r]));
     }
     team_wait(t, 0);
     CHECK_OK(onehop_get_stats(t->contexts[0], &after));
@@ -362,18 +363,18 @@ static void alone(void) {
     CHECK_OK(onehop_create(&config, &ctx));
     CHECK_INT(fds, count_fds());
     CHECK_OK(onehop_host_stream_create(&stream));
-    CHECK_OK(onehop_all_reduce(ctx, odd_bits, out, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+    CHECK_OK(onehop_all_reduce(ctx, odd_bits, out, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
     CHECK_BYTES(odd_bits, out, sizeof out);
     memset(out, 0, sizeof out);
-    CHECK_OK(onehop_all_reduce(ctx, odd_bits, out, 16, ONEHOP_BFLOAT16, ONEHOP_SUM, stream));
+    CHECK_OK(onehop_all_reduce(ctx, odd_bits, out, 16, ONEHOP_BFLOAT16, ONEHOP_SUM, NULL, stream));
     CHECK_OK(onehop_synchronize(ctx, stream));
     CHECK_BYTES(odd_bits, out, sizeof out);
-    CHECK_OK(onehop_all_reduce(ctx, out, out, 16, ONEHOP_FLOAT16, ONEHOP_SUM,
+    CHECK_OK(onehop_all_reduce(ctx, out, out, 16, ONEHOP_FLOAT16, ONEHOP_SUM, NULL,
                                stream)); /* in place: nothing to do */
     CHECK_OK(onehop_capture_begin(ctx));
     CHECK_OK(onehop_host_stream_capture_begin(stream));
     memset(out, 0, sizeof out);
-    CHECK_OK(onehop_all_reduce(ctx, odd_bits, out, 8, ONEHOP_FLOAT32, ONEHOP_SUM, stream));
+    CHECK_OK(onehop_all_reduce(ctx, odd_bits, out, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, stream));
     CHECK_OK(onehop_host_stream_capture_end(stream, &graph));
     CHECK_OK(onehop_capture_end(ctx));
     CHECK_INT(0, out[0]);
@@ -389,18 +390,18 @@ static void alone(void) {
     CHECK_INT(128, stats.bytes);
     CHECK_INT(0, stats.symmetric_bytes + stats.local_bytes + stats.host_bytes);
     call.algorithm = ONEHOP_1SHOT_PUSH;
-    CHECK_RESULT(ONEHOP_ERR_ALGORITHM, onehop_all_reduce_with(ctx, odd_bits, out, 8, ONEHOP_FLOAT32,
-                                                              ONEHOP_SUM, &call, NULL));
+    CHECK_RESULT(ONEHOP_ERR_ALGORITHM,
+                 onehop_all_reduce(ctx, odd_bits, out, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL));
     CHECK_CONTAINS("one rank copies", onehop_last_error());
     CHECK_RESULT(ONEHOP_ERR_NULL,
-                 onehop_all_reduce(ctx, NULL, out, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+                 onehop_all_reduce(ctx, NULL, out, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
     CHECK_OK(onehop_status(ctx, NULL));
     CHECK_OK(onehop_set_timeout(ctx, 5));
     CHECK_OK(onehop_synchronize(ctx, NULL));
     onehop_destroy(ctx);
     config.world_size = 0;
     CHECK_OK(onehop_create_all(&config, 1, NULL, &ctx));
-    CHECK_OK(onehop_all_reduce(ctx, odd_bits, out, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+    CHECK_OK(onehop_all_reduce(ctx, odd_bits, out, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
     CHECK_OK(onehop_capture_begin_all(&ctx, 1));
     CHECK_OK(onehop_capture_end_all(&ctx, 1));
     onehop_destroy(ctx);

@@ -50,8 +50,8 @@ static void dead_call(onehop_algorithm algorithm) {
     for (uint32_t b = 0; b < c[0]->regions.max_blocks; b++)
         CHECK_OK(oh_comm_store_u32(c[0]->comm, local + OH_LOCAL_SEQUENCES + 8 * b + 4, 1));
     for (int i = 0; i < 3; i++)
-        CHECK_OK(onehop_all_reduce_with(c[0], in, out, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &call,
-                                        stream));
+        CHECK_OK(
+            onehop_all_reduce(c[0], in, out, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &call, stream));
     CHECK_OK(onehop_host_stream_synchronize(stream));
     CHECK(all_armed(c[1], 1));
     CHECK(said(c[1], 0) == 0);

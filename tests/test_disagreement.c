@@ -50,11 +50,11 @@ static onehop_result differing_call(onehop_context *ctx, const scene *s, bool od
     }
     if (s->what == ORDER) {
         onehop_result result = onehop_all_reduce(ctx, m->in, m->out, odd ? 100 : 200,
-                                                 ONEHOP_FLOAT32, ONEHOP_SUM, NULL);
+                                                 ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL);
         if (result) return result;
         count = odd ? 200 : 100;
     }
-    return onehop_all_reduce_with(ctx, m->in, m->out, count, dtype, ONEHOP_SUM, &call, NULL);
+    return onehop_all_reduce(ctx, m->in, m->out, count, dtype, ONEHOP_SUM, &call, NULL);
 }
 
 static void one_differs(int rank, int world_size, void *argument) {

@@ -251,8 +251,8 @@ static void named_source(onehop_context *context, int rank, int world, void *arg
         call.algorithm = i % 2 ? ONEHOP_1SHOT_PULL : ONEHOP_2SHOT_PULL;
         call.source = (i / 2 + rank) % 2 ? ONEHOP_SOURCE_WORKSPACE : ONEHOP_SOURCE_NONE;
         input_fill(in, INPUT_REAL, (uint64_t)i, rank, 0, 1000, ONEHOP_FLOAT32);
-        CHECK_OK(onehop_all_reduce_with(context, in, out, 1000, ONEHOP_FLOAT32, ONEHOP_SUM, &call,
-                                        NULL));
+        CHECK_OK(
+            onehop_all_reduce(context, in, out, 1000, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL));
         reference_of_inputs(o.sum, INPUT_REAL, (uint64_t)i, world, 0, 1000, ONEHOP_FLOAT32);
         expect_equal(o.sum, out, 1000, ONEHOP_FLOAT32, "named source");
     }

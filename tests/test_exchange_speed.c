@@ -153,7 +153,8 @@ static void small_attempt(onehop_context *context, int rank, uint32_t *ping, uin
         for (int i = 0; i < BLOCK; i++, n++) {
             in[n % COUNT] ^= 1; /* never the same data twice, nor a cached sum */
             double at = ns_now();
-            CHECK_OK(onehop_all_reduce(context, in, out, COUNT, ONEHOP_BFLOAT16, ONEHOP_SUM, NULL));
+            CHECK_OK(onehop_all_reduce(context, in, out, COUNT, ONEHOP_BFLOAT16, ONEHOP_SUM, NULL,
+                                       NULL));
             calls[n] = ns_now() - at;
             if (i < BLOCK - 1) continue;
             for (int j = 0; j < BLOCK; j++) {
@@ -168,7 +169,7 @@ static void small_attempt(onehop_context *context, int rank, uint32_t *ping, uin
     shared->call_ns[rank] = median(calls, n);
     shared->bare_ns[rank] = median(bares, n);
     input_fill(in, INPUT_REAL, 7, rank, 0, COUNT, ONEHOP_BFLOAT16);
-    CHECK_OK(onehop_all_reduce(context, in, out, COUNT, ONEHOP_BFLOAT16, ONEHOP_SUM, NULL));
+    CHECK_OK(onehop_all_reduce(context, in, out, COUNT, ONEHOP_BFLOAT16, ONEHOP_SUM, NULL, NULL));
     expect_equal(sum, out, COUNT, ONEHOP_BFLOAT16, "the library's sum");
     bare_exchange(rank, ++*sequence, in, out);
     expect_equal(sum, out, COUNT, ONEHOP_BFLOAT16, "the bare exchange's sum");
@@ -180,7 +181,8 @@ static void large_attempt(onehop_context *context, int rank, char *in, char *out
     for (int i = 0; i <= LARGE_TIMES; i++) {
         ranks_barrier(context);
         double at = seconds_now(), cpu_at = cpu_ns();
-        CHECK_OK(onehop_all_reduce(context, in, out, LARGE, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+        CHECK_OK(
+            onehop_all_reduce(context, in, out, LARGE, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
         double took = seconds_now() - at;
         wall += took;
         cpu += 1e-9 * (cpu_ns() - cpu_at);

@@ -21,7 +21,7 @@ typedef struct objects {
 static void all_reduce(int rank, onehop_context *context) {
     float x[COUNT], y[COUNT];
     for (int i = 0; i < COUNT; i++) x[i] = (float)(1 + rank + i);
-    CHECK_OK(onehop_all_reduce(context, x, y, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+    CHECK_OK(onehop_all_reduce(context, x, y, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
     for (int i = 0; i < COUNT; i++) CHECK(y[i] == (float)(3 + 2 * i));
 }
 
@@ -110,10 +110,10 @@ static void use_context(onehop_context *context, onehop_stream stream) {
     norm.rows = 1;
     norm.hidden = 4;
     norm.dtype = ONEHOP_FLOAT32;
-    REFUSED(onehop_all_reduce(context, x, y, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, stream));
-    REFUSED(onehop_all_reduce_with(context, x, y, 4, ONEHOP_FLOAT32, ONEHOP_SUM, &call, stream));
-    REFUSED(onehop_reduce_scatter(context, x, y, 4, ONEHOP_FLOAT32, ONEHOP_SUM, stream));
-    REFUSED(onehop_all_gather(context, x, y, 16, stream));
+    REFUSED(onehop_all_reduce(context, x, y, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, stream));
+    REFUSED(onehop_all_reduce(context, x, y, 4, ONEHOP_FLOAT32, ONEHOP_SUM, &call, stream));
+    REFUSED(onehop_reduce_scatter(context, x, y, 4, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, stream));
+    REFUSED(onehop_all_gather(context, x, y, 16, NULL, stream));
     REFUSED(onehop_all_reduce_norm(context, &norm, NULL, stream));
     REFUSED(would_use(context, 16, ONEHOP_FLOAT32, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
     REFUSED(
@@ -154,7 +154,7 @@ static void use(const objects *o) {
     use_context(o->context, o->stream);
     use_comm(o->comm, NULL);
     REFUSED(onehop_synchronize(o->alone, NULL));
-    REFUSED(onehop_all_gather(o->alone, &word, words, sizeof word, NULL));
+    REFUSED(onehop_all_gather(o->alone, &word, words, sizeof word, NULL, NULL));
     REFUSED(onehop_group_allgather(o->group, &word, words, sizeof word));
     REFUSED(onehop_group_barrier(o->group));
     REFUSED(onehop_symmetric_alloc(o->group, host, 4096, &symmetric));
@@ -178,8 +178,8 @@ static void make_and_use_own(void) {
     for (int r = 0; r < 2; r++) CHECK_OK(onehop_host_stream_create(&streams[r]));
     for (int r = 0; r < 2; r++) {
         for (int i = 0; i < 4; i++) x[r][i] = (float)(1 + r);
-        CHECK_OK(
-            onehop_all_reduce(contexts[r], x[r], y[r], 4, ONEHOP_FLOAT32, ONEHOP_SUM, streams[r]));
+        CHECK_OK(onehop_all_reduce(contexts[r], x[r], y[r], 4, ONEHOP_FLOAT32, ONEHOP_SUM, NULL,
+                                   streams[r]));
     }
     for (int r = 0; r < 2; r++) CHECK_OK(onehop_synchronize(contexts[r], streams[r]));
     for (int r = 0; r < 2; r++) CHECK(y[r][3] == 3.0f);

@@ -62,10 +62,9 @@ static void scatter(own *o, onehop_dtype dtype, onehop_algorithm a, size_t count
     input_fill(in, INPUT_MIXED, seed, o->rank, 0, count * (size_t)o->world, dtype);
     if (o->calls % 8 == 0)
         CHECK_OK(onehop_all_reduce(o->context, in, sum, count * (size_t)o->world, dtype, ONEHOP_SUM,
-                                   NULL));
+                                   NULL, NULL));
     if (in_place) out = in + bytes * (size_t)o->rank;
-    CHECK_OK(
-        onehop_reduce_scatter_with(o->context, in, out, count, dtype, ONEHOP_SUM, &call, NULL));
+    CHECK_OK(onehop_reduce_scatter(o->context, in, out, count, dtype, ONEHOP_SUM, &call, NULL));
     reference_of_inputs(o->expected, INPUT_MIXED, seed, o->world, count * (size_t)o->rank, count,
                         dtype);
     expect_equal(o->expected, out, count, dtype, what);
@@ -95,7 +94,7 @@ static void gather(own *o, onehop_algorithm a, size_t bytes, bool in_place) {
     unsigned char *in = guarded_place(&o->part, bytes, off);
     if (in_place) in = out + bytes * (size_t)o->rank;
     for (size_t i = 0; i < bytes; i++) in[i] = byte_of(seed, o->rank, i);
-    CHECK_OK(onehop_all_gather_with(o->context, in, out, bytes, &call, NULL));
+    CHECK_OK(onehop_all_gather(o->context, in, out, bytes, &call, NULL));
     for (int r = 0; r < o->world; r++)
         for (size_t i = 0; i < bytes; i++) o->expected[(size_t)r * bytes + i] = byte_of(seed, r, i);
     if (memcmp(o->expected, out, bytes * (size_t)o->world)) fprintf(stderr, "%s\n", what);
@@ -150,14 +149,15 @@ static void in_graphs(onehop_context *context, int rank, int world, void *argume
     CHECK_OK(onehop_host_stream_capture_begin(stream));
     for (int i = 0; i < 3; i++) {
         float *mine = sum + GRAPH_COUNT * (size_t)rank;
-        CHECK_OK(i ? onehop_reduce_scatter_with(context, in, mine, GRAPH_COUNT, ONEHOP_FLOAT32,
-                                                ONEHOP_SUM, &one, stream)
+        CHECK_OK(i ? onehop_reduce_scatter(context, in, mine, GRAPH_COUNT, ONEHOP_FLOAT32,
+                                           ONEHOP_SUM, &one, stream)
                    : onehop_reduce_scatter(context, in, mine, GRAPH_COUNT, ONEHOP_FLOAT32,
-                                           ONEHOP_SUM, stream));
-        CHECK_OK(i ? onehop_all_gather_with(context, mine, sum, GRAPH_COUNT * 4,
-                                            i == 1 ? &two : &three, stream)
-                   : onehop_all_gather(context, mine, sum, GRAPH_COUNT * 4, stream));
-        CHECK_OK(onehop_all_reduce(context, sum, total, all, ONEHOP_FLOAT32, ONEHOP_SUM, stream));
+                                           ONEHOP_SUM, NULL, stream));
+        CHECK_OK(i ? onehop_all_gather(context, mine, sum, GRAPH_COUNT * 4, i == 1 ? &two : &three,
+                                       stream)
+                   : onehop_all_gather(context, mine, sum, GRAPH_COUNT * 4, NULL, stream));
+        CHECK_OK(
+            onehop_all_reduce(context, sum, total, all, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, stream));
     }
     CHECK_OK(onehop_host_stream_capture_end(stream, &graph));
     CHECK_OK(onehop_capture_end(context));
@@ -187,7 +187,7 @@ static void captures_differ(onehop_context *context, int rank, int world, void *
     CHECK_OK(onehop_host_stream_create(&stream));
     CHECK_OK(onehop_capture_begin(context));
     CHECK_OK(onehop_host_stream_capture_begin(stream));
-    CHECK_OK(onehop_all_gather(context, in, out, rank == 1 ? 12 : 16, stream));
+    CHECK_OK(onehop_all_gather(context, in, out, rank == 1 ? 12 : 16, NULL, stream));
     CHECK_OK(onehop_host_stream_capture_end(stream, &graph));
     CHECK_RESULT(ONEHOP_ERR_MISMATCH, onehop_capture_end(context));
     CHECK_CONTAINS("captured call 0 is 12 x bytes by host_gather", onehop_last_error());
@@ -214,18 +214,20 @@ static void disagree(int rank, int world, void *argument) {
     config.timeout_ms = 20000;
     CHECK_OK(onehop_create(&config, &context));
     if (odd->way == 0) /* another operation of as many bytes */
-        result = me ? onehop_reduce_scatter(context, in, out, 4, ONEHOP_FLOAT32, ONEHOP_SUM, NULL)
-                    : onehop_all_gather(context, in, out, 16, NULL);
-    if (odd->way == 1)
         result =
-            onehop_reduce_scatter(context, in, out, me ? 5 : 4, ONEHOP_FLOAT32, ONEHOP_SUM, NULL);
+            me ? onehop_reduce_scatter(context, in, out, 4, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL)
+               : onehop_all_gather(context, in, out, 16, NULL, NULL);
+    if (odd->way == 1)
+        result = onehop_reduce_scatter(context, in, out, me ? 5 : 4, ONEHOP_FLOAT32, ONEHOP_SUM,
+                                       NULL, NULL);
     if (odd->way == 2) {
         const onehop_call call = named(ONEHOP_GATHER_LL, 2);
-        result = onehop_all_gather_with(context, in, out, me ? 12 : 16, &call, NULL);
+        result = onehop_all_gather(context, in, out, me ? 12 : 16, &call, NULL);
     }
     if (odd->way == 3)
-        result = me ? onehop_all_reduce(context, in, out, 4, ONEHOP_FLOAT32, ONEHOP_SUM, NULL)
-                    : onehop_reduce_scatter(context, in, out, 4, ONEHOP_FLOAT32, ONEHOP_SUM, NULL);
+        result =
+            me ? onehop_all_reduce(context, in, out, 4, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL)
+               : onehop_reduce_scatter(context, in, out, 4, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL);
     CHECK_RESULT(ONEHOP_ERR_MISMATCH, result);
     CHECK_RESULT(ONEHOP_ERR_MISMATCH, onehop_status(context, &failure));
     CHECK_INT(world - 1, failure.peer);
@@ -251,7 +253,7 @@ static void disagreements(void) {
     } while (0)
 
 #define SCATTER(in, out, count)                                                                    \
-    onehop_reduce_scatter(context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, NULL)
+    onehop_reduce_scatter(context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL)
 
 static void wrong_arguments(onehop_context *context, int rank, int world, void *argument) {
     float all[32] = {0}, part[8] = {0};
@@ -260,38 +262,38 @@ static void wrong_arguments(onehop_context *context, int rank, int world, void *
     onehop_choice choice;
     onehop_stats stats;
     (void)argument;
-    REFUSED(ONEHOP_ERR_NULL, "context is NULL", onehop_all_gather(NULL, part, all, 4, NULL));
+    REFUSED(ONEHOP_ERR_NULL, "context is NULL", onehop_all_gather(NULL, part, all, 4, NULL, NULL));
     REFUSED(ONEHOP_ERR_NULL, "context is NULL",
-            onehop_reduce_scatter(NULL, all, part, 4, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+            onehop_reduce_scatter(NULL, all, part, 4, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
     REFUSED(ONEHOP_ERR_NULL, "all_gather: in is NULL",
-            onehop_all_gather(context, NULL, all, 4, NULL));
+            onehop_all_gather(context, NULL, all, 4, NULL, NULL));
     REFUSED(ONEHOP_ERR_NULL, "reduce_scatter: out is NULL", SCATTER(all, NULL, 1));
     REFUSED(ONEHOP_ERR_DTYPE, "reduce_scatter: data type 9",
-            onehop_reduce_scatter(context, all, part, 1, (onehop_dtype)9, ONEHOP_SUM, NULL));
+            onehop_reduce_scatter(context, all, part, 1, (onehop_dtype)9, ONEHOP_SUM, NULL, NULL));
     REFUSED(ONEHOP_ERR_OP, "reduce_scatter: reduction 9",
-            onehop_reduce_scatter(context, all, part, 1, ONEHOP_FLOAT32, (onehop_op)9, NULL));
+            onehop_reduce_scatter(context, all, part, 1, ONEHOP_FLOAT32, (onehop_op)9, NULL, NULL));
     REFUSED(ONEHOP_ERR_ALIGNMENT, "reduce_scatter: out at", SCATTER(all, (char *)part + 2, 1));
     REFUSED(ONEHOP_ERR_OVERLAP, "reduce_scatter: out [", SCATTER(all, all + 1, 2));
     REFUSED(ONEHOP_ERR_OVERLAP, "in place it is part",
             SCATTER(all, all + 2 * ((rank + 1) % world), 2));
     REFUSED(ONEHOP_ERR_OVERLAP, "all_gather: in [",
-            onehop_all_gather(context, (char *)all + 3 * ((rank + 1) % world), all, 3, NULL));
+            onehop_all_gather(context, (char *)all + 3 * ((rank + 1) % world), all, 3, NULL, NULL));
     REFUSED(ONEHOP_ERR_TOO_LARGE, "all_gather: 2 parts",
-            onehop_all_gather(context, part, all, huge, NULL));
+            onehop_all_gather(context, part, all, huge, NULL, NULL));
     REFUSED(ONEHOP_ERR_ALGORITHM, "1shot_push (1) does not serve all_gather",
-            onehop_all_gather_with(context, part, all, 4, &call, NULL));
+            onehop_all_gather(context, part, all, 4, &call, NULL));
     call.algorithm = ONEHOP_GATHER_LL;
     REFUSED(ONEHOP_ERR_ALGORITHM, "gather_ll (10) does not serve all_reduce",
-            onehop_all_reduce_with(context, part, all, 4, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL));
+            onehop_all_reduce(context, part, all, 4, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL));
     REFUSED(ONEHOP_ERR_ALGORITHM, "gather_ll takes up to 8192 bytes a rank here, found 8193",
-            onehop_all_gather_with(context, part, (char *)huge, 8193, &call, NULL));
+            onehop_all_gather(context, part, (char *)huge, 8193, &call, NULL));
     call.source = ONEHOP_SOURCE_WORKSPACE;
     REFUSED(ONEHOP_ERR_ALGORITHM, "gather_ll has none",
-            onehop_all_gather_with(context, part, all, 4, &call, NULL));
+            onehop_all_gather(context, part, all, 4, &call, NULL));
     REFUSED(ONEHOP_ERR_ARGUMENT, "collective 3",
             would_use_for(context, (onehop_collective)3, 4, ONEHOP_FLOAT32, ONEHOP_MODE_EAGER,
                           &choice));
-    CHECK_OK(onehop_all_gather(context, NULL, NULL, 0, NULL)); /* nothing */
+    CHECK_OK(onehop_all_gather(context, NULL, NULL, 0, NULL, NULL)); /* nothing */
     CHECK_OK(SCATTER(NULL, NULL, 0));
 
     CHECK_OK(would_use_for(context, ONEHOP_ALL_GATHER, 5, 0, ONEHOP_MODE_GRAPH, &choice));
@@ -301,7 +303,7 @@ static void wrong_arguments(onehop_context *context, int rank, int world, void *
                            ONEHOP_MODE_EAGER, &choice));
     CHECK_INT(ONEHOP_HOST_SCATTER, choice.algorithm);
     CHECK_OK(SCATTER(all, part, 4));
-    CHECK_OK(onehop_all_gather(context, part, all, 5, NULL));
+    CHECK_OK(onehop_all_gather(context, part, all, 5, NULL, NULL));
     CHECK_OK(onehop_get_stats(context, &stats));
     CHECK_INT(2, stats.calls);
     CHECK_INT(21, stats.bytes);
@@ -321,7 +323,7 @@ static void alone(void) {
     CHECK_OK(SCATTER(in, out, 3));
     CHECK_BYTES(in, out, sizeof in);
     CHECK_OK(SCATTER(in, in, 3));
-    CHECK_OK(onehop_all_gather(context, bytes, moved, 3, NULL));
+    CHECK_OK(onehop_all_gather(context, bytes, moved, 3, NULL, NULL));
     CHECK_BYTES(bytes, moved, 3);
     onehop_destroy(context);
 }

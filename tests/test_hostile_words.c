@@ -35,8 +35,7 @@ static onehop_result call_alone(onehop_context *context, onehop_algorithm algori
     static float in[COUNT], out[COUNT];
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     call.algorithm = algorithm;
-    CHECK_OK(
-        onehop_all_reduce_with(context, in, out, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &call, stream));
+    CHECK_OK(onehop_all_reduce(context, in, out, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &call, stream));
     return onehop_synchronize(context, stream);
 }
 

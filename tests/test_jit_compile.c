@@ -189,7 +189,7 @@ static void creating(onehop_context *context, int rank, int world, void *argumen
     CHECK(op == NULL);
     /* The context is as good as before. */
     float one = 1.0f, sum;
-    CHECK_OK(onehop_all_reduce(context, &one, &sum, 1, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+    CHECK_OK(onehop_all_reduce(context, &one, &sum, 1, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
     CHECK(sum == (float)world);
 }
 

@@ -40,7 +40,7 @@ static void pair_works(pair *p) {
     for (int r = 0; r < 2; r++) {
         kit_fill(in[r], 300, r, call);
         CHECK_OK(onehop_all_reduce(p->contexts[r], in[r], out[r], 300, ONEHOP_FLOAT32, ONEHOP_SUM,
-                                   p->streams[r]));
+                                   NULL, p->streams[r]));
     }
     for (int r = 0; r < 2; r++) {
         CHECK_OK(onehop_synchronize(p->contexts[r], p->streams[r]));
@@ -60,7 +60,7 @@ static void arguments_of_calls(void) {
     CHECK_OK(onehop_get_stats(ctx, &before));
 
 #define CALL(in, out, n, type, op)                                                                 \
-    onehop_all_reduce(ctx, in, out, n, (onehop_dtype)(type), (onehop_op)(op), s)
+    onehop_all_reduce(ctx, in, out, n, (onehop_dtype)(type), (onehop_op)(op), NULL, s)
     REFUSED(ONEHOP_ERR_NULL, "in is NULL", CALL(NULL, b, 8, 1, 1));
     REFUSED(ONEHOP_ERR_NULL, "out is NULL", CALL(a, NULL, 8, 1, 1));
     REFUSED(ONEHOP_ERR_DTYPE, "data type 0 is unknown; expected float32 (1)", CALL(a, b, 8, 0, 1));
@@ -71,14 +71,14 @@ static void arguments_of_calls(void) {
     REFUSED(ONEHOP_ERR_DTYPE, "data type 0", CALL(a, b, 0, 0, 1)); /* also of nothing */
     call.prefetch_bytes = 5;
     REFUSED(ONEHOP_ERR_NULL, "prefetch is NULL, its bytes are 5",
-            onehop_all_reduce_with(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, s));
+            onehop_all_reduce(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, s));
     call.prefetch_bytes = 0;
     for (int i = ONEHOP_ALGORITHM_AUTO; i <= ONEHOP_LOCAL_COPY; i++) { /* by whatever name */
         call.algorithm = (onehop_algorithm)i;
         REFUSED(ONEHOP_ERR_OP, "reduction 3",
-                onehop_all_reduce_with(ctx, a, b, 8, ONEHOP_FLOAT32, (onehop_op)3, &call, s));
+                onehop_all_reduce(ctx, a, b, 8, ONEHOP_FLOAT32, (onehop_op)3, &call, s));
         REFUSED(ONEHOP_ERR_DTYPE, "data type 4",
-                onehop_all_reduce_with(ctx, a, b, 8, (onehop_dtype)4, ONEHOP_SUM, &call, s));
+                onehop_all_reduce(ctx, a, b, 8, (onehop_dtype)4, ONEHOP_SUM, &call, s));
     }
     for (int off = 1; off < 4; off++) {
         REFUSED(ONEHOP_ERR_ALIGNMENT, "in at", CALL(bytes + off, b, 8, ONEHOP_FLOAT32, 1));
@@ -93,17 +93,17 @@ static void arguments_of_calls(void) {
     REFUSED(ONEHOP_ERR_TOO_LARGE, "at most 2^40 bytes", CALL(a, b, SIZE_MAX, 1, 1));
 #undef CALL
     REFUSED(ONEHOP_ERR_STREAM, "not a live stream",
-            onehop_all_reduce(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, (onehop_stream)(void *)a));
+            onehop_all_reduce(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL,
+                              (onehop_stream)(void *)a));
     REFUSED(ONEHOP_ERR_STREAM,
             "onehop_create_all", /* would wait for ranks that this thread drives */
-            onehop_all_reduce(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
-    CHECK_OK(
-        onehop_all_reduce(ctx, NULL, NULL, 0, ONEHOP_FLOAT32, ONEHOP_SUM, s)); /* nothing to do */
+            onehop_all_reduce(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
+    CHECK_OK(onehop_all_reduce(ctx, NULL, NULL, 0, ONEHOP_FLOAT32, ONEHOP_SUM, NULL,
+                               s)); /* nothing to do */
 
 #define WITH(field, value)                                                                         \
     (memset((char *)&call + sizeof call.struct_size, 0, sizeof call - sizeof call.struct_size),    \
-     call.field = (value),                                                                         \
-     onehop_all_reduce_with(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, s))
+     call.field = (value), onehop_all_reduce(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, s))
     REFUSED(ONEHOP_ERR_ALGORITHM, "(99) is not available on the host device",
             WITH(algorithm, (onehop_algorithm)99));
     REFUSED(ONEHOP_ERR_ALGORITHM, "nccl", WITH(algorithm, ONEHOP_NCCL));
@@ -119,10 +119,10 @@ static void arguments_of_calls(void) {
     call.threads = 0;
     call.blocks = 17;
     REFUSED(ONEHOP_ERR_ALGORITHM, "takes 2..16 blocks here, found 17",
-            onehop_all_reduce_with(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, s));
+            onehop_all_reduce(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, s));
     call.blocks = 1;
     REFUSED(ONEHOP_ERR_ALGORITHM, "found 1",
-            onehop_all_reduce_with(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, s));
+            onehop_all_reduce(ctx, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, s));
 #undef WITH
     REFUSED(ONEHOP_ERR_ARGUMENT, "mode is 7, expected eager (0) or graph (1)",
             would_use(ctx, 64, ONEHOP_FLOAT32, ONEHOP_SUM, (onehop_mode)7, 0, &choice));
@@ -212,11 +212,9 @@ static void null_pointers(void) {
     CHECK_INT(0, onehop_world_size(NULL));
     CHECK_INT(ONEHOP_DEVICE_AUTO, onehop_get_device(NULL).kind);
     REFUSED(ONEHOP_ERR_NULL, "context",
-            onehop_all_reduce(NULL, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+            onehop_all_reduce(NULL, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
     REFUSED(ONEHOP_ERR_NULL, "context",
-            onehop_all_reduce_with(NULL, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL));
-    REFUSED(ONEHOP_ERR_NULL, "call",
-            onehop_all_reduce_with(p.contexts[0], a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
+            onehop_all_reduce(NULL, a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL));
     REFUSED(ONEHOP_ERR_NULL, "context",
             would_use(NULL, 8, ONEHOP_FLOAT32, ONEHOP_SUM, 0, 0, &choice));
     REFUSED(ONEHOP_ERR_NULL, "choice_out",
@@ -385,12 +383,12 @@ static void struct_sizes(void) {
     CHECK_OK(onehop_layout_get(&layout.config, &sizes));
     TRY_SIZES(onehop_comm_config, &comm.config, onehop_comm_create(&comm.config, &made));
     TRY_SIZES(onehop_call, &call.call,
-              onehop_all_reduce_with(p.contexts[0], a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call.call,
-                                     p.streams[0]));
+              onehop_all_reduce(p.contexts[0], a, b, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call.call,
+                                p.streams[0]));
     call.call.prefetch = a; /* a matter of each rank alone */
     for (int r = 0; r < 2; r++, call.call.prefetch_bytes = sizeof *a)
-        CHECK_OK(onehop_all_reduce_with(p.contexts[r], r ? c : a, b + 100 * r, 8, ONEHOP_FLOAT32,
-                                        ONEHOP_SUM, &call.call, p.streams[r]));
+        CHECK_OK(onehop_all_reduce(p.contexts[r], r ? c : a, b + 100 * r, 8, ONEHOP_FLOAT32,
+                                   ONEHOP_SUM, &call.call, p.streams[r]));
     for (int r = 0; r < 2; r++) CHECK_OK(onehop_synchronize(p.contexts[r], p.streams[r]));
     pair_works(&p);
     pair_close(&p);

@@ -42,7 +42,7 @@ static void one(own *o, onehop_algorithm algorithm, onehop_dtype dtype, size_t c
              onehop_algorithm_name(algorithm), o->rank, o->world, (int)dtype, count,
              in_place ? "in place" : "out of place");
     input_fill(in, INPUT_MIXED, o->seed, o->rank, 0, count, dtype);
-    CHECK_OK(onehop_all_reduce_with(o->context, in, out, count, dtype, ONEHOP_SUM, &call, NULL));
+    CHECK_OK(onehop_all_reduce(o->context, in, out, count, dtype, ONEHOP_SUM, &call, NULL));
     reference_of_inputs(o->want, INPUT_MIXED, o->seed, o->world, 0, count, dtype);
     expect_equal(o->want, out, count, dtype, what);
     guarded_check(&o->out, what);
@@ -97,8 +97,8 @@ static void replays(void) {
         CHECK_OK(onehop_host_stream_capture_begin(streams[r]));
         for (int a = 0; a < 2; a++) {
             onehop_call call = over(algorithms[a]);
-            CHECK_OK(onehop_all_reduce_with(contexts[r], in[r], out[a][r], COUNT, ONEHOP_FLOAT32,
-                                            ONEHOP_SUM, &call, streams[r]));
+            CHECK_OK(onehop_all_reduce(contexts[r], in[r], out[a][r], COUNT, ONEHOP_FLOAT32,
+                                       ONEHOP_SUM, &call, streams[r]));
         }
         CHECK_OK(onehop_host_stream_capture_end(streams[r], &graphs[r]));
     }
@@ -131,7 +131,7 @@ static void by_rule(onehop_context *context, int rank, int world, void *argument
     CHECK_INT(on ? ONEHOP_SOURCE_MULTICAST : ONEHOP_SOURCE_WORKSPACE, choice.source);
     input_fill(data, INPUT_REAL, 5, rank, 0, 64, ONEHOP_FLOAT32);
     reference_of_inputs(want, INPUT_REAL, 5, world, 0, 64, ONEHOP_FLOAT32);
-    CHECK_OK(onehop_all_reduce(context, data, data, 64, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+    CHECK_OK(onehop_all_reduce(context, data, data, 64, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
     expect_equal(want, data, 64, ONEHOP_FLOAT32, "by a row");
 }
 
@@ -158,9 +158,8 @@ static void refused(onehop_context *context, int rank, int world, void *argument
     (void)rank;
     for (int a = 0; a < 2; a++) {
         onehop_call call = over(algorithms[a]);
-        CHECK_RESULT(ONEHOP_ERR_ALGORITHM,
-                     onehop_all_reduce_with(context, data, data, 8, ONEHOP_FLOAT32, ONEHOP_SUM,
-                                            &call, NULL));
+        CHECK_RESULT(ONEHOP_ERR_ALGORITHM, onehop_all_reduce(context, data, data, 8, ONEHOP_FLOAT32,
+                                                             ONEHOP_SUM, &call, NULL));
         CHECK_CONTAINS("source multicast is off", onehop_last_error());
         CHECK_CONTAINS(argument, onehop_last_error());
         CHECK_CONTAINS("ONEHOP_MULTICAST=1", onehop_last_error());
@@ -176,8 +175,7 @@ static void accepted(onehop_context *context, int rank, int world, void *argumen
     onehop_call call = over(ONEHOP_2SHOT_PULL);
     (void)rank;
     (void)argument;
-    CHECK_OK(
-        onehop_all_reduce_with(context, data, data, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL));
+    CHECK_OK(onehop_all_reduce(context, data, data, 8, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL));
     CHECK(data[0] == (float)world);
 }
 

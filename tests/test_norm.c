@@ -338,7 +338,7 @@ static void differ(onehop_algorithm algorithm, int thing) {
         if (r == 2 && thing == 5) n.dtype = ONEHOP_FLOAT16;
         CHECK_OK(onehop_host_stream_create(&streams[r]));
         if (r == 2 && thing == 6)
-            CHECK_OK(onehop_all_reduce(contexts[r], n.x, n.normed, 400, n.dtype, ONEHOP_SUM,
+            CHECK_OK(onehop_all_reduce(contexts[r], n.x, n.normed, 400, n.dtype, ONEHOP_SUM, NULL,
                                        streams[r]));
         else
             CHECK_OK(onehop_all_reduce_norm(contexts[r], &n, &call, streams[r]));

@@ -57,8 +57,8 @@ class Library(unittest.TestCase):
         self.library.onehop_create(config, context)
         given, got = (ctypes.c_float * 5)(1, 2, 3, 4, 5), (ctypes.c_float * 5)()
         call = onehop.configured(onehop.onehop_call, algorithm=onehop.ONEHOP_LOCAL_COPY)
-        self.library.onehop_all_reduce_with(context, given, got, 5, onehop.ONEHOP_FLOAT32, onehop.ONEHOP_SUM, call,
-                                            None)
+        self.library.onehop_all_reduce(context, given, got, 5, onehop.ONEHOP_FLOAT32, onehop.ONEHOP_SUM, call,
+                                       None)
         stats = onehop.onehop_stats()
         self.library.onehop_get_stats(context, stats)
         self.library.onehop_destroy(context)

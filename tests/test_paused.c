@@ -61,8 +61,8 @@ static void call_rank(int rank, int world_size, void *argument) {
     call.algorithm = *(onehop_algorithm *)argument;
     CHECK_OK(onehop_create(&config, &context));
     meet(rank);
-    CHECK_OK(onehop_all_reduce_with(context, data, data, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &call,
-                                    NULL));
+    CHECK_OK(
+        onehop_all_reduce(context, data, data, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL));
     CHECK(data[0] == 2 && data[COUNT - 1] == 2);
     onehop_destroy(context);
 }

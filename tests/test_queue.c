@@ -193,7 +193,7 @@ static void long_queue(onehop_context *context, int rank, int world, void *argum
     CHECK_OK(onehop_host_stream_create(&stream));
     for (size_t i = 0; i < CALLS; i++)
         CHECK_OK(onehop_all_reduce(context, in + i * PATTERN, out + i * STRIDE, COUNT,
-                                   ONEHOP_FLOAT32, ONEHOP_SUM, stream));
+                                   ONEHOP_FLOAT32, ONEHOP_SUM, NULL, stream));
     CHECK_OK(onehop_synchronize(context, stream));
     for (size_t i = 0; i < CALLS; i++) {
         const size_t stays = i + 1 < CALLS ? STRIDE : COUNT;
@@ -208,7 +208,8 @@ static void long_queue(onehop_context *context, int rank, int world, void *argum
      * power. */
     for (size_t j = 0; j < COUNT; j++) in[j] = payload(rank, j) * 0x1p-60f;
     for (int i = 0; i < 8; i++)
-        CHECK_OK(onehop_all_reduce(context, in, in, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, stream));
+        CHECK_OK(
+            onehop_all_reduce(context, in, in, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, stream));
     CHECK_OK(onehop_synchronize(context, stream));
     float factor = 0x1p-60f;
     for (int i = 0; i < 7; i++) factor *= (float)world;

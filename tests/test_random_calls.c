@@ -97,9 +97,8 @@ static void make_call(const placed_call *p, onehop_context *context, int rank,
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     call.algorithm = c->algorithm;
     call.blocks = c->blocks;
-    CHECK_OK(onehop_all_reduce_with(context, c->in_place ? p->at : input_of(c, rank), p->at,
-                                    c->count, (onehop_dtype)(c->type + 1), ONEHOP_SUM, &call,
-                                    stream));
+    CHECK_OK(onehop_all_reduce(context, c->in_place ? p->at : input_of(c, rank), p->at, c->count,
+                               (onehop_dtype)(c->type + 1), ONEHOP_SUM, &call, stream));
 }
 
 static void compare(const placed_call *p, int rank, size_t number, const char *how) {
@@ -194,7 +193,7 @@ static void rows(onehop_context *context, int rank, int world, void *argument) {
     make_data(context, rank, world);
     for (size_t i = 0; i < max; i++)
         CHECK_OK(onehop_all_reduce(context, in + i * COLUMNS, alone + i * COLUMNS, COLUMNS, dtype,
-                                   ONEHOP_SUM, NULL));
+                                   ONEHOP_SUM, NULL, NULL));
     for (size_t n = 1; n <= max; n = n < 8 ? n + 1 : n + n / 3) {
         char what[64];
         onehop_choice choice;
@@ -202,7 +201,7 @@ static void rows(onehop_context *context, int rank, int world, void *argument) {
             would_use(context, n * COLUMNS * 2, dtype, ONEHOP_SUM, ONEHOP_MODE_EAGER, 0, &choice));
         ways |= 1u << choice.algorithm | (choice.chunks > 1 ? 1u << 16 : 0);
         memset(out, 0xA5, ROOM * 2);
-        CHECK_OK(onehop_all_reduce(context, in, out, n * COLUMNS, dtype, ONEHOP_SUM, NULL));
+        CHECK_OK(onehop_all_reduce(context, in, out, n * COLUMNS, dtype, ONEHOP_SUM, NULL, NULL));
         snprintf(what, sizeof what, "rank %d of %d, %zu rows against one at a time", rank, world,
                  n);
         expect_equal(alone, out, n * COLUMNS, dtype, what);

@@ -568,9 +568,8 @@ static void refusals(onehop_context *context, int rank, int world, void *argumen
                      ranks_all_reduce(context, in + COUNT - 4, in, COUNT, ONEHOP_FLOAT32,
                                       (onehop_algorithm)a, stream));
     }
-    CHECK_RESULT(
-        ONEHOP_ERR_ALGORITHM,
-        onehop_all_reduce_with(context, in, in, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &named, stream));
+    CHECK_RESULT(ONEHOP_ERR_ALGORITHM, onehop_all_reduce(context, in, in, COUNT, ONEHOP_FLOAT32,
+                                                         ONEHOP_SUM, &named, stream));
     CHECK_CONTAINS("out of place only", onehop_last_error());
     CHECK_OK(onehop_get_stats(context, &after));
     CHECK(before.calls == after.calls && after.registrations_used == 0);

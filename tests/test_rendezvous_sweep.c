@@ -122,7 +122,7 @@ static onehop_result live(int rank, int world_size, onehop_group **group_out) {
     onehop_symmetric_free(symmetric);
     result = onehop_create(&c, &context);
     if (result) return result;
-    result = onehop_all_reduce(context, data, data, 64, ONEHOP_FLOAT32, ONEHOP_SUM, NULL);
+    result = onehop_all_reduce(context, data, data, 64, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL);
     if (!result) result = onehop_prepare(context, NULL);
     if (!result) result = onehop_capture_begin(context);
     if (!result) result = onehop_capture_end(context);

@@ -98,13 +98,13 @@ static void call_each(void) {
     for (int i = 0; i < 6; i++)
         for (int type = ONEHOP_FLOAT32; type <= ONEHOP_BFLOAT16; type++) {
             call.algorithm = (onehop_algorithm)ways[i];
-            OK(onehop_all_reduce_with(context, memory, memory + COUNT, COUNT, (onehop_dtype)type,
-                                      ONEHOP_SUM, &call, NULL));
+            OK(onehop_all_reduce(context, memory, memory + COUNT, COUNT, (onehop_dtype)type,
+                                 ONEHOP_SUM, &call, NULL));
         }
-    OK(onehop_all_reduce(context, memory, memory, 1001, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+    OK(onehop_all_reduce(context, memory, memory, 1001, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
     OK(onehop_reduce_scatter(context, memory, memory + 2 * COUNT, COUNT / 2, ONEHOP_FLOAT32,
-                             ONEHOP_SUM, NULL));
-    OK(onehop_all_gather(context, memory, memory + COUNT, COUNT, NULL));
+                             ONEHOP_SUM, NULL, NULL));
+    OK(onehop_all_gather(context, memory, memory + COUNT, COUNT, NULL, NULL));
 }
 
 static void call_norms(void) {
@@ -143,8 +143,8 @@ static void capture(void) {
     OK(onehop_capture_begin(context));
     OK(onehop_host_stream_capture_begin(stream));
     for (int i = 0; i < 40; i++)
-        OK(onehop_all_reduce_with(context, memory, memory + COUNT, 4096, ONEHOP_FLOAT32, ONEHOP_SUM,
-                                  &call, stream));
+        OK(onehop_all_reduce(context, memory, memory + COUNT, 4096, ONEHOP_FLOAT32, ONEHOP_SUM,
+                             &call, stream));
     OK(onehop_host_stream_capture_end(stream, &graph));
     OK(onehop_capture_end(context));
     OK(onehop_host_graph_launch(graph, NULL));
@@ -171,7 +171,7 @@ static void ask(void) {
     OK(onehop_group_barrier(group));
     STEP(ONEHOP_ERR_ABORTED, onehop_status(context, &failure));
     STEP(ONEHOP_ERR_ABORTED,
-         onehop_all_reduce(context, memory, memory, 1, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+         onehop_all_reduce(context, memory, memory, 1, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
 }
 
 static void make_all(void) {

@@ -597,7 +597,7 @@ static void expect_captured(onehop_context *ctx, size_t count, bool in_place,
     CHECK_OK(onehop_get_stats(ctx, &before));
     CHECK_OK(onehop_capture_begin(ctx));
     CHECK_OK(onehop_host_stream_capture_begin(stream));
-    CHECK_OK(onehop_all_reduce(ctx, m->in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, stream));
+    CHECK_OK(onehop_all_reduce(ctx, m->in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, stream));
     CHECK_OK(onehop_host_stream_capture_end(stream, &graph));
     CHECK_OK(onehop_capture_end(ctx));
     CHECK_OK(onehop_get_stats(ctx, &after));
@@ -811,7 +811,7 @@ static void edge_run(onehop_context *ctx, const edge_call *c, const void *in, vo
     onehop_stats before, after;
     CHECK_OK(would_use(ctx, bytes, c->dtype, ONEHOP_SUM, mode, c->in_place, &choice));
     CHECK_OK(onehop_get_stats(ctx, &before));
-    CHECK_OK(onehop_all_reduce(ctx, in, out, c->count, c->dtype, ONEHOP_SUM, stream));
+    CHECK_OK(onehop_all_reduce(ctx, in, out, c->count, c->dtype, ONEHOP_SUM, NULL, stream));
     CHECK_OK(onehop_get_stats(ctx, &after));
     CHECK_INT(before.bytes + bytes, after.bytes);
     CHECK_INT(before.registrations_used + (choice.source == ONEHOP_SOURCE_GRAPH),

@@ -166,7 +166,8 @@ static void same_again(onehop_context *context, int rank, int world, void *argum
     reference_of_inputs(b.sum, INPUT_REAL, 4, world, 0, count, ONEHOP_FLOAT32);
     for (int call = 0; call < calls; call++) {
         memset(b.out, call & 0xff, count * 4);
-        CHECK_OK(onehop_all_reduce(context, b.in, b.out, count, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+        CHECK_OK(
+            onehop_all_reduce(context, b.in, b.out, count, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
         const uint64_t hash = hash_of(b.out, count * 4);
         if (call == 0) first = hash;
         if (hash != first) FAIL("rank %d: call %d gave other bits than call 0", rank, call);

@@ -42,8 +42,8 @@ static void call(onehop_context *context, onehop_algorithm algorithm, onehop_str
     static float data[COUNT];
     onehop_call way = ONEHOP_CONFIG_INIT(onehop_call);
     way.algorithm = algorithm;
-    CHECK_OK(onehop_all_reduce_with(context, data, data, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &way,
-                                    stream));
+    CHECK_OK(
+        onehop_all_reduce(context, data, data, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, &way, stream));
 }
 
 /* Each kind of wait in a process of its own, since the time is a process's. */

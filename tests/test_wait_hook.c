@@ -113,7 +113,7 @@ static onehop_context *create(int rank, int world_size) {
 }
 
 static onehop_result reduce(onehop_context *context, float *data, onehop_stream stream) {
-    return onehop_all_reduce(context, data, data, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, stream);
+    return onehop_all_reduce(context, data, data, COUNT, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, stream);
 }
 
 /* Rank 1 comes too late: rank 0 has ended its call, for which it had sent its part. */

@@ -22,7 +22,7 @@ SOURCES = ("include/", "src/", "python/", "tests/", "cmake/", "bench/", "example
 SOURCE_FILES = ("CMakeLists.txt", "CMakePresets.json", "Makefile", "pyproject.toml")
 NAME = re.compile(r"\b(?:onehop|ONEHOP|oh|OH)_\w*\*?")
 # Names that pages quote because they are gone.
-FORMER = {"CHANGELOG.md": re.compile(r"onehop_t|onehop_stream_t|onehop_op_t|onehop_comm_row_\w*|ONEHOP_ERR_ROW")}
+FORMER = {"CHANGELOG.md": re.compile(r"onehop_t|onehop_stream_t|onehop_op_t|onehop_comm_row_\w*|ONEHOP_ERR_ROW|onehop_(?:all_reduce|reduce_scatter|all_gather)_with")}
 # Begins with a folder of the tree, or is a file of one of the kinds that the tree has.
 PATH = re.compile(r"(?:\.\./)*(?:(?:bench|cmake|docs|examples|include|python|src|tests|tools|\.ci)/[\w./*-]*"
                   r"|[\w-]+\.(?:def|md|map|py|sh|table))")

@@ -27,15 +27,15 @@
 
 #include <math.h>
 
-#define CALLS      100
-#define ROUNDS     21
+#define CALLS     100
+#define ROUNDS    21
 #define MAX_ROWS  4096
 #define MAX_BYTES ((size_t)MAX_ROWS * 7168 * 2)
-#define CHECKED    ((size_t)64 * 7168) /* elements */
-#define Q_WIDTH    3072
-#define K_WIDTH    512
-#define COLUMNS    4096
-#define WEIGHTS    ((size_t)256 << 20) /* bytes */
+#define CHECKED   ((size_t)64 * 7168) /* elements */
+#define Q_WIDTH   3072
+#define K_WIDTH   512
+#define COLUMNS   4096
+#define WEIGHTS   ((size_t)256 << 20) /* bytes */
 
 typedef struct figures {
     double us[2][2]; /* [rank][fused, separate] */
@@ -129,7 +129,7 @@ static void separate_norm(bench *b) {
     a.units = units;
     a.eps = 1e-6f;
     CHECK_OK(onehop_all_reduce(b->rank->context, b->x, b->sum, b->rows * b->hidden, ONEHOP_BFLOAT16,
-                               ONEHOP_SUM, b->rank->stream));
+                               ONEHOP_SUM, NULL, b->rank->stream));
     launch(b, ADD_NORM, &a, (uint32_t)b->rows, (units + 31) / 32 * 32);
 }
 
@@ -165,7 +165,7 @@ static void separate_qknorm(bench *b) {
     a.inverse_k = 0.5f / K_WIDTH;
     launch(b, QK_SQUARES, &a, (uint32_t)b->rows, threads);
     CHECK_OK(onehop_all_reduce(b->rank->context, b->sums, b->sums, 2 * b->rows, ONEHOP_FLOAT32,
-                               ONEHOP_SUM, b->rank->stream));
+                               ONEHOP_SUM, NULL, b->rank->stream));
     launch(b, QK_APPLY, &a, (uint32_t)b->rows, threads);
 }
 
@@ -184,8 +184,8 @@ static void product(bench *b, bool prefetches) {
         call.prefetch = weight;
         call.prefetch_bytes = bytes;
     }
-    CHECK_OK(onehop_all_reduce_with(b->rank->context, b->x, b->sum, COLUMNS, ONEHOP_BFLOAT16,
-                                    ONEHOP_SUM, &call, b->rank->stream));
+    CHECK_OK(onehop_all_reduce(b->rank->context, b->x, b->sum, COLUMNS, ONEHOP_BFLOAT16, ONEHOP_SUM,
+                               &call, b->rank->stream));
     launch(b, MATVEC, &a, (uint32_t)b->rows, 128);
 }
 

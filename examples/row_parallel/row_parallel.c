@@ -77,10 +77,10 @@ static onehop_result forward(rank_state *self, onehop_context *context) {
     multiply(self->partial, self->rank * SHARE, SHARE);
     for (int i = 0; i < OUTPUTS; i++) self->bf16[i] = to_bf16(self->partial[i]);
     onehop_result result = onehop_all_reduce(context, self->partial, self->fp32, OUTPUTS,
-                                             ONEHOP_FLOAT32, ONEHOP_SUM, NULL);
+                                             ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL);
     if (result != ONEHOP_OK) return result;
     return onehop_all_reduce(context, self->bf16, self->bf16, OUTPUTS, ONEHOP_BFLOAT16, ONEHOP_SUM,
-                             NULL);
+                             NULL, NULL);
 }
 
 static void *run_rank(void *argument) {

@@ -260,11 +260,11 @@ static void context_dealloc(Context *self) {
 static onehop_result run(Context *self, const ext_call *c) {
     onehop_result result;
     if (!self->host) /* launched, not waited for */
-        return onehop_all_reduce(self->context, c->in, c->out, c->count, c->dtype, ONEHOP_SUM,
+        return onehop_all_reduce(self->context, c->in, c->out, c->count, c->dtype, ONEHOP_SUM, NULL,
                                  c->stream);
-    WAITING(
-        self, result,
-        onehop_all_reduce(self->context, c->in, c->out, c->count, c->dtype, ONEHOP_SUM, c->stream));
+    WAITING(self, result,
+            onehop_all_reduce(self->context, c->in, c->out, c->count, c->dtype, ONEHOP_SUM, NULL,
+                              c->stream));
     return result;
 }
 
@@ -299,8 +299,8 @@ static PyObject *context_all_reduce_with(Context *self, PyObject *const *args, P
         ext_parse_way(args + 5, &way) || enter(self))
         return NULL;
     CALLING(self, result,
-            onehop_all_reduce_with(self->context, c.in, c.out, c.count, c.dtype, ONEHOP_SUM, &way,
-                                   c.stream));
+            onehop_all_reduce(self->context, c.in, c.out, c.count, c.dtype, ONEHOP_SUM, &way,
+                              c.stream));
     return none_or_fail(self, result);
 }
 
@@ -309,9 +309,9 @@ static PyObject *context_reduce_scatter(Context *self, PyObject *const *args, Py
     onehop_result result;
     if (ext_check_count("reduce_scatter", count, 5) || ext_parse_call(args, &c) || enter(self))
         return NULL;
-    CALLING(
-        self, result,
-        onehop_reduce_scatter(self->context, c.in, c.out, c.count, c.dtype, ONEHOP_SUM, c.stream));
+    CALLING(self, result,
+            onehop_reduce_scatter(self->context, c.in, c.out, c.count, c.dtype, ONEHOP_SUM, NULL,
+                                  c.stream));
     return none_or_fail(self, result);
 }
 
@@ -322,7 +322,7 @@ static PyObject *context_all_gather(Context *self, PyObject *const *args, Py_ssi
     const size_t bytes = PyLong_AsSize_t(args[2]);
     void *stream = PyLong_AsVoidPtr(args[3]);
     if (PyErr_Occurred() || enter(self)) return NULL;
-    CALLING(self, result, onehop_all_gather(self->context, in, out, bytes, stream));
+    CALLING(self, result, onehop_all_gather(self->context, in, out, bytes, NULL, stream));
     return none_or_fail(self, result);
 }
 

@@ -102,22 +102,19 @@ static onehop_result onehop_call_target(perf_worker *worker, perf_rank *rank, co
     const perf_plan *plan = worker->plan;
     onehop_stream stream = stream_of(worker, rank);
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
-    if (plan->collective == ONEHOP_ALL_REDUCE && plan->algorithm == ONEHOP_ALGORITHM_AUTO &&
-        plan->source == ONEHOP_SOURCE_NONE)
-        return onehop_all_reduce(rank->context, in, out, count, plan->dtype, ONEHOP_SUM, stream);
     call.algorithm = plan->algorithm;
     call.source = plan->source;
     /* Only captured calls have captured pointers; those that warm up and align take another. */
     if (plan->source == ONEHOP_SOURCE_GRAPH && plan->graph && !worker->capturing)
         call.source = ONEHOP_SOURCE_NONE;
+    const onehop_call *named = call.algorithm || call.source ? &call : NULL;
     if (plan->collective == ONEHOP_REDUCE_SCATTER)
-        return onehop_reduce_scatter_with(rank->context, in, out, count, plan->dtype, ONEHOP_SUM,
-                                          &call, stream);
+        return onehop_reduce_scatter(rank->context, in, out, count, plan->dtype, ONEHOP_SUM, named,
+                                     stream);
     if (plan->collective == ONEHOP_ALL_GATHER)
-        return onehop_all_gather_with(rank->context, in, out,
-                                      count * onehop_dtype_bytes(plan->dtype), &call, stream);
-    return onehop_all_reduce_with(rank->context, in, out, count, plan->dtype, ONEHOP_SUM, &call,
-                                  stream);
+        return onehop_all_gather(rank->context, in, out, count * onehop_dtype_bytes(plan->dtype),
+                                 named, stream);
+    return onehop_all_reduce(rank->context, in, out, count, plan->dtype, ONEHOP_SUM, named, stream);
 }
 
 static onehop_result onehop_wait(perf_worker *worker, perf_rank *rank) {

@@ -60,8 +60,8 @@ static onehop_result call_way(perf_worker *worker, perf_rank *rank, const void *
     call.threads = run->way.threads;
     if (call.source == ONEHOP_SOURCE_GRAPH && !worker->capturing)
         call.source = ONEHOP_SOURCE_WORKSPACE; /* to warm up */
-    return onehop_all_reduce_with(rank->context, in, out, count, worker->plan->dtype, ONEHOP_SUM,
-                                  &call, worker->inline_calls ? NULL : rank->processor.stream);
+    return onehop_all_reduce(rank->context, in, out, count, worker->plan->dtype, ONEHOP_SUM, &call,
+                             worker->inline_calls ? NULL : rank->processor.stream);
 }
 
 static onehop_result wait_way(perf_worker *worker, perf_rank *rank) {

@@ -37,8 +37,12 @@ struct onehop_comm {
     oh_host_page *page;
     void *scratch;          /* on the host device */
     oh_function *functions; /* by kernel index */
-    onehop_group *group;    /* to watch the peers; may be NULL */
-    void *nccl;             /* NCCL's communicator; NULL without the hand-over */
+    /* The last plain call that the tables chose for: programs repeat their calls, and to see that
+     * is quicker than to choose again. */
+    oh_question planned_for; /* bytes 0: none yet */
+    oh_plan planned;
+    onehop_group *group; /* to watch the peers; may be NULL */
+    void *nccl;          /* NCCL's communicator; NULL without the hand-over */
     uint64_t group_looked_ns;
     uint64_t gone_since_ns; /* atomic: when a peer was first seen gone, 0: never */
 

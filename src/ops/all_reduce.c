@@ -90,8 +90,37 @@ static onehop_result choose_own(const onehop_comm *comm, oh_question question, o
     return oh_dispatch_choose(&comm->dispatch, &question, plan);
 }
 
+static bool same_question(const oh_question *a, const oh_question *b) {
+    return a->bytes == b->bytes && a->dtype == b->dtype && a->mode == b->mode &&
+           a->in_place == b->in_place && a->collective == b->collective;
+}
+
+/* Leaves the choice to onehop. */
+static bool names_nothing(const onehop_call *call) {
+    return !call || (!call->algorithm && !call->source && !call->blocks && !call->threads);
+}
+
+/* The plan lies in `own`, or for a plain call that leaves the choice to onehop in the
+ * communicator. */
+static onehop_result make_plan(onehop_comm *comm, const oh_request *q, const oh_question *question,
+                               oh_plan *own, const oh_plan **plan_out) {
+    onehop_result result;
+    if (!names_nothing(q->call) || q->fused || q->custom) {
+        *plan_out = own;
+        result = oh_dispatch_choose(&comm->dispatch, question, own);
+        return !result && q->custom ? choose_own(comm, *question, own) : result;
+    }
+    *plan_out = &comm->planned;
+    if (same_question(question, &comm->planned_for)) return ONEHOP_OK;
+    result = oh_dispatch_choose(&comm->dispatch, question, &comm->planned);
+    comm->planned_for = *question;
+    if (result) comm->planned_for.bytes = 0;
+    return result;
+}
+
 onehop_result oh_op_run(onehop_comm *comm, onehop_context *ctx, oh_request *q) {
-    oh_plan plan;
+    oh_plan own;
+    const oh_plan *plan;
     oh_stream_info info = {0, false, 0};
     onehop_result result =
         oh_op_begin(onehop_collective_name(q->collective), comm, ctx, q->stream, &info);
@@ -106,16 +135,15 @@ onehop_result oh_op_run(onehop_comm *comm, onehop_context *ctx, oh_request *q) {
                                   .call = q->call,
                                   .collective = q->collective,
                                   .rows = q->fused ? &q->fused->rows : NULL};
-    result = oh_dispatch_choose(&comm->dispatch, &question, &plan);
-    if (!result && q->custom) result = choose_own(comm, question, &plan);
-    if (!result && comm->told) oh_told(comm, &question, &plan);
-    if (!result && noted) result = oh_capture_prepare(ctx, &plan, &info, q);
+    result = make_plan(comm, q, &question, &own, &plan);
+    if (!result && comm->told) oh_told(comm, &question, plan);
+    if (!result && noted) result = oh_capture_prepare(ctx, plan, &info, q);
     if (!result && named) result = check_row(comm, q);
     if (result) return result;
-    result = oh_comm_launch(comm, q, &plan, &info);
+    result = oh_comm_launch(comm, q, plan, &info);
     if (result && noted && q->registration != OH_NO_REGISTRATION)
         (void)onehop_comm_registration_release(comm, q->registration);
-    if (!result && noted) oh_capture_note(ctx, q, &plan);
+    if (!result && noted) oh_capture_note(ctx, q, plan);
     return result;
 }
 
@@ -170,21 +198,12 @@ static onehop_result all_reduce(onehop_context *ctx, oh_request *q) {
 }
 
 onehop_result onehop_all_reduce(onehop_context *context, const void *in, void *out, size_t count,
-                                onehop_dtype dtype, onehop_op op, onehop_stream stream) {
-    oh_request q = plain(in, out, count, dtype, op, NULL, stream);
-    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_all_reduce: context is NULL");
-    return all_reduce(context, &q);
-}
-
-onehop_result onehop_all_reduce_with(onehop_context *context, const void *in, void *out,
-                                     size_t count, onehop_dtype dtype, onehop_op op,
-                                     const onehop_call *call, onehop_stream stream) {
+                                onehop_dtype dtype, onehop_op op, const onehop_call *call,
+                                onehop_stream stream) {
     onehop_call known;
-    if (!context || !call)
-        return oh_error(ONEHOP_ERR_NULL, "onehop_all_reduce_with: %s is NULL",
-                        context ? "call" : "context");
-    onehop_result result = oh_op_check_call(call, &known);
-    oh_request q = plain(in, out, count, dtype, op, &known, stream);
+    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_all_reduce: context is NULL");
+    onehop_result result = call ? oh_op_check_call(call, &known) : ONEHOP_OK;
+    oh_request q = plain(in, out, count, dtype, op, call ? &known : NULL, stream);
     return result ? result : all_reduce(context, &q);
 }
 

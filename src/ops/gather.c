@@ -89,53 +89,25 @@ onehop_result onehop_comm_all_gather(onehop_comm *comm, const void *in, void *ou
     return result || !bytes ? result : on_comm(comm, &q);
 }
 
-static onehop_result scatter(onehop_context *ctx, const void *in, void *out, size_t count,
-                             onehop_dtype dtype, onehop_op op, const onehop_call *call,
-                             onehop_stream stream) {
+onehop_result onehop_reduce_scatter(onehop_context *context, const void *in, void *out,
+                                    size_t count, onehop_dtype dtype, onehop_op op,
+                                    const onehop_call *call, onehop_stream stream) {
     onehop_call known;
     oh_request q = {
         in,   out,  count, dtype, op, call ? &known : NULL, stream, 0, ONEHOP_REDUCE_SCATTER,
         NULL, NULL, NULL};
+    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_reduce_scatter: context is NULL");
     onehop_result result = check_scatter(&q, call, &known);
-    return result || !count ? result : on_context(ctx, &q);
+    return result || !count ? result : on_context(context, &q);
 }
 
-static onehop_result gather(onehop_context *ctx, const void *in, void *out, size_t bytes,
-                            const onehop_call *call, onehop_stream stream) {
+onehop_result onehop_all_gather(onehop_context *context, const void *in, void *out, size_t bytes,
+                                const onehop_call *call, onehop_stream stream) {
     onehop_call known;
     oh_request q = {
         in,   out,  bytes, 0, ONEHOP_SUM, call ? &known : NULL, stream, 0, ONEHOP_ALL_GATHER,
         NULL, NULL, NULL};
-    onehop_result result = call ? oh_op_check_call(call, &known) : ONEHOP_OK;
-    return result || !bytes ? result : on_context(ctx, &q);
-}
-
-onehop_result onehop_reduce_scatter(onehop_context *context, const void *in, void *out,
-                                    size_t count, onehop_dtype dtype, onehop_op op,
-                                    onehop_stream stream) {
-    if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_reduce_scatter: context is NULL");
-    return scatter(context, in, out, count, dtype, op, NULL, stream);
-}
-
-onehop_result onehop_reduce_scatter_with(onehop_context *context, const void *in, void *out,
-                                         size_t count, onehop_dtype dtype, onehop_op op,
-                                         const onehop_call *call, onehop_stream stream) {
-    if (!context || !call)
-        return oh_error(ONEHOP_ERR_NULL, "onehop_reduce_scatter_with: %s is NULL",
-                        context ? "call" : "context");
-    return scatter(context, in, out, count, dtype, op, call, stream);
-}
-
-onehop_result onehop_all_gather(onehop_context *context, const void *in, void *out, size_t bytes,
-                                onehop_stream stream) {
     if (!context) return oh_error(ONEHOP_ERR_NULL, "onehop_all_gather: context is NULL");
-    return gather(context, in, out, bytes, NULL, stream);
-}
-
-onehop_result onehop_all_gather_with(onehop_context *context, const void *in, void *out,
-                                     size_t bytes, const onehop_call *call, onehop_stream stream) {
-    if (!context || !call)
-        return oh_error(ONEHOP_ERR_NULL, "onehop_all_gather_with: %s is NULL",
-                        context ? "call" : "context");
-    return gather(context, in, out, bytes, call, stream);
+    onehop_result result = call ? oh_op_check_call(call, &known) : ONEHOP_OK;
+    return result || !bytes ? result : on_context(context, &q);
 }

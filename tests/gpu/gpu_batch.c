@@ -142,11 +142,11 @@ static void make_call(gpu_bench *b, const gpu_call *c, size_t place, const gpu_h
     }
     if (c->slow_us && c->slow_rank == r->rank) gpu_spin_later(r, c->slow_us, stream);
     if (c->blocks || c->threads || c->algorithm)
-        CHECK_OK(onehop_all_reduce_with(r->context, in, out, c->count, b->data->dtype, ONEHOP_SUM,
-                                        &named, stream));
+        CHECK_OK(onehop_all_reduce(r->context, in, out, c->count, b->data->dtype, ONEHOP_SUM,
+                                   &named, stream));
     else
-        CHECK_OK(
-            onehop_all_reduce(r->context, in, out, c->count, b->data->dtype, ONEHOP_SUM, stream));
+        CHECK_OK(onehop_all_reduce(r->context, in, out, c->count, b->data->dtype, ONEHOP_SUM, NULL,
+                                   stream));
     if (how->echo) gpu_consume_later(r, b->echo + place, out, c->count * size, stream);
 }
 

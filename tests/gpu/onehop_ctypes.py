@@ -63,8 +63,7 @@ def load(path):
     context, stream = c_void_p, c_void_p
     for name, arguments in {
         "onehop_create": [POINTER(onehop_config), POINTER(context)],
-        "onehop_all_reduce": [context, c_void_p, c_void_p, c_size_t, c_int, c_int, stream],
-        "onehop_all_reduce_with": [context, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(onehop_call), stream],
+        "onehop_all_reduce": [context, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(onehop_call), stream],
         "onehop_capture_begin": [context],
         "onehop_capture_end": [context],
         "onehop_synchronize": [context, stream],

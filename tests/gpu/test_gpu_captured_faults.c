@@ -30,8 +30,8 @@ static void capture(gpu_rank *r, const float *in, float *out, size_t count,
         call.threads = 512;
     }
     gpu_capture_begin(&r, 1);
-    CHECK_OK(onehop_all_reduce_with(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, &call,
-                                    r->stream));
+    CHECK_OK(onehop_all_reduce(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, &call,
+                               r->stream));
     gpu_capture_end(&r, 1, graph);
 }
 
@@ -126,7 +126,7 @@ static void giving_up(gpu_rank *r, int here, void *argument) {
 
 static void in_child(onehop_context *context, float *x) {
     CHECK_RESULT(ONEHOP_ERR_STATE,
-                 onehop_all_reduce(context, x, x, 1000, ONEHOP_FLOAT32, ONEHOP_SUM, NULL));
+                 onehop_all_reduce(context, x, x, 1000, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL));
     CHECK_RESULT(ONEHOP_ERR_STATE, onehop_status(context, NULL));
     CHECK_RESULT(ONEHOP_ERR_STATE, onehop_abort(context));
     onehop_destroy(context);
@@ -141,7 +141,8 @@ static void forked(gpu_rank *r, int here, void *argument) {
     memcpy(&word, &one, 4);
     for (int k = 0; k < 3; k++) {
         gpu_fill_words_later(r, x, word, 1000, r->stream);
-        CHECK_OK(onehop_all_reduce(r->context, x, x, 1000, ONEHOP_FLOAT32, ONEHOP_SUM, r->stream));
+        CHECK_OK(
+            onehop_all_reduce(r->context, x, x, 1000, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, r->stream));
         CHECK_OK(onehop_synchronize(r->context, r->stream));
         gpu_read(r, found, x, 4000);
         for (int i = 0; i < 1000; i++) CHECK(found[i] == (float)r->world);

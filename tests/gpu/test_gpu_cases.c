@@ -87,8 +87,8 @@ static unsigned variant_of(size_t call) {
 static void relay_call(relay *y) {
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     call.algorithm = y->algorithm;
-    CHECK_OK(onehop_all_reduce_with(y->rank->context, y->in, y->out, RELAY_COUNT, ONEHOP_BFLOAT16,
-                                    ONEHOP_SUM, &call, y->rank->stream));
+    CHECK_OK(onehop_all_reduce(y->rank->context, y->in, y->out, RELAY_COUNT, ONEHOP_BFLOAT16,
+                               ONEHOP_SUM, &call, y->rank->stream));
 }
 
 /* One step: input in, a call or a replay, output away; `spoil`: then both buffers become something
@@ -208,7 +208,7 @@ static void many_queued(gpu_rank *ranks, int here, void *argument) {
     for (int i = 0; i < QUEUED; i++)
         CHECK_OK(onehop_all_reduce(r->context, in + (size_t)i * QUEUED_LEN,
                                    out + (size_t)i * QUEUED_LEN, QUEUED_LEN / 4, ONEHOP_FLOAT32,
-                                   ONEHOP_SUM, r->stream));
+                                   ONEHOP_SUM, NULL, r->stream));
     CHECK_OK(onehop_synchronize(r->context, r->stream));
     gpu_barrier(r);
     for (int i = 0; i < QUEUED; i++) {
@@ -328,8 +328,8 @@ static void known_sums(gpu_rank *ranks, int here, void *argument) {
     for (size_t count = ROWS * REPEATS - 5; count <= ROWS * REPEATS; count++) {
         gpu_fill(r, out, 0xA5, sizeof words);
         gpu_barrier(r);
-        CHECK_OK(
-            onehop_all_reduce(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, r->stream));
+        CHECK_OK(onehop_all_reduce(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, NULL,
+                                   r->stream));
         CHECK_OK(onehop_synchronize(r->context, r->stream));
         gpu_barrier(r);
         gpu_read(r, words, out, sizeof words);
@@ -412,10 +412,12 @@ static void overlap_refused(gpu_rank *ranks, int here, void *argument) {
     onehop_stats before, after;
     CHECK_OK(onehop_get_stats(r->context, &before));
     for (size_t off = 4; off < 4096; off = off * 3 / 4 * 4) {
-        CHECK_RESULT(ONEHOP_ERR_OVERLAP, onehop_all_reduce(r->context, memory, memory + off, 1024,
-                                                           ONEHOP_FLOAT32, ONEHOP_SUM, r->stream));
-        CHECK_RESULT(ONEHOP_ERR_OVERLAP, onehop_all_reduce(r->context, memory + off, memory, 1024,
-                                                           ONEHOP_FLOAT32, ONEHOP_SUM, r->stream));
+        CHECK_RESULT(ONEHOP_ERR_OVERLAP,
+                     onehop_all_reduce(r->context, memory, memory + off, 1024, ONEHOP_FLOAT32,
+                                       ONEHOP_SUM, NULL, r->stream));
+        CHECK_RESULT(ONEHOP_ERR_OVERLAP,
+                     onehop_all_reduce(r->context, memory + off, memory, 1024, ONEHOP_FLOAT32,
+                                       ONEHOP_SUM, NULL, r->stream));
     }
     CHECK_OK(onehop_get_stats(r->context, &after));
     CHECK(before.calls == after.calls && gpu_stream_idle(r, r->stream));

@@ -71,9 +71,9 @@ static void one_round(int kind, double *issue, double *wall) {
     oh_launch launch = {&empty, NULL, 0, 1, 32, stream};
     const uint64_t start = oh_clock_ns();
     for (int i = 0; i < CALLS; i++) {
-        onehop_result result =
-            kind ? onehop_all_reduce(context, in, out, COUNT, ONEHOP_BFLOAT16, ONEHOP_SUM, stream)
-                 : device->ops->launch(device, &launch);
+        onehop_result result = kind ? onehop_all_reduce(context, in, out, COUNT, ONEHOP_BFLOAT16,
+                                                        ONEHOP_SUM, NULL, stream)
+                                    : device->ops->launch(device, &launch);
         if (result) CHECK(!"a call failed");
     }
     *issue = (double)(oh_clock_ns() - start) / CALLS;

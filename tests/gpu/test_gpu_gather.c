@@ -135,16 +135,16 @@ static void make_call(bench *b, const parts_call *c, size_t index) {
     call.blocks = c->blocks;
     call.threads = c->threads;
     if (c->collective == ONEHOP_ALL_REDUCE) {
-        CHECK_OK(onehop_all_reduce_with(r->context, part, c->in_place ? part : all, c->count,
-                                        c->dtype, ONEHOP_SUM, &call, r->stream));
+        CHECK_OK(onehop_all_reduce(r->context, part, c->in_place ? part : all, c->count, c->dtype,
+                                   ONEHOP_SUM, &call, r->stream));
         return;
     }
     if (c->in_place) part = all + c->count * element_of(c) * (size_t)r->rank;
     if (c->collective == ONEHOP_REDUCE_SCATTER)
-        CHECK_OK(onehop_reduce_scatter_with(r->context, all, part, c->count, c->dtype, ONEHOP_SUM,
-                                            &call, r->stream));
+        CHECK_OK(onehop_reduce_scatter(r->context, all, part, c->count, c->dtype, ONEHOP_SUM, &call,
+                                       r->stream));
     else
-        CHECK_OK(onehop_all_gather_with(r->context, part, all, c->count, &call, r->stream));
+        CHECK_OK(onehop_all_gather(r->context, part, all, c->count, &call, r->stream));
 }
 
 static void run_piece(bench *benches, int here, const parts_call *calls, size_t n, bool graph,
@@ -308,10 +308,10 @@ static void disagree(gpu_rank *ranks, int here, void *argument) {
         unsigned char *in = memory[i], *out = in + (1 << 15);
         if (way == 0)
             CHECK_OK(odd ? onehop_reduce_scatter(r->context, in, out, 64, ONEHOP_BFLOAT16,
-                                                 ONEHOP_SUM, r->stream)
-                         : onehop_all_gather(r->context, in, out, 128, r->stream));
+                                                 ONEHOP_SUM, NULL, r->stream)
+                         : onehop_all_gather(r->context, in, out, 128, NULL, r->stream));
         else
-            CHECK_OK(onehop_all_gather(r->context, in, out, odd ? 256 : 128, r->stream));
+            CHECK_OK(onehop_all_gather(r->context, in, out, odd ? 256 : 128, NULL, r->stream));
     }
     for (int i = 0; i < here; i++)
         gpu_expect_failure(&ranks[i], ONEHOP_ERR_MISMATCH, ranks[i].world - 1,

@@ -63,8 +63,8 @@ static void make_calls(gpu_rank *r, char *own, const pull *calls, onehop_dtype d
             call.prefetch_bytes = bytes;
         }
         if (i % 5 == 0 && (int)i % r->world == r->rank) gpu_spin_later(r, 20, r->stream);
-        CHECK_OK(onehop_all_reduce_with(r->context, own + p->in, own + p->out, p->count, dtype,
-                                        ONEHOP_SUM, &call, r->stream));
+        CHECK_OK(onehop_all_reduce(r->context, own + p->in, own + p->out, p->count, dtype,
+                                   ONEHOP_SUM, &call, r->stream));
         gpu_consume_later(r, own + p->echo, own + p->out, bytes, r->stream);
         if (!p->in_place) gpu_fill_later(r, own + p->in, 0x5A, bytes, r->stream);
     }
@@ -195,9 +195,8 @@ static void many(gpu_rank *r, int here, void *argument) {
         gpu_capture_begin(&r, 1);
         const double start = seconds_now();
         for (size_t i = 0; i < MANY; i++)
-            CHECK_OK(onehop_all_reduce_with(r->context, in + i * ELEMENTS, out + i * ELEMENTS,
-                                            ELEMENTS, ONEHOP_FLOAT32, ONEHOP_SUM, &call,
-                                            r->stream));
+            CHECK_OK(onehop_all_reduce(r->context, in + i * ELEMENTS, out + i * ELEMENTS, ELEMENTS,
+                                       ONEHOP_FLOAT32, ONEHOP_SUM, &call, r->stream));
         gpu_capture_end(&r, 1, &graph);
         if (seconds_now() - start < best) best = seconds_now() - start;
         gpu_graph_launch(r, &graph, r->stream);

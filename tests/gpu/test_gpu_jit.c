@@ -83,8 +83,8 @@ static onehop_result make_call(buffers *b, const custom *c, onehop_algorithm alg
     if (c)
         return onehop_all_reduce_expression(b->rank->context, in, out, count, c->op, &c->values,
                                             &call, b->rank->stream);
-    return onehop_all_reduce_with(b->rank->context, in, out, count, dtype, ONEHOP_SUM, &call,
-                                  b->rank->stream);
+    return onehop_all_reduce(b->rank->context, in, out, count, dtype, ONEHOP_SUM, &call,
+                             b->rank->stream);
 }
 
 static void one(buffers *b, const custom *c, onehop_algorithm algorithm, size_t count,

@@ -11,7 +11,7 @@ static void one_calls(gpu_rank *ranks, int here, void *argument) {
     gpu_barrier(&ranks[0]);
     if (ranks[0].rank == 0) {
         CHECK_OK(onehop_all_reduce(ranks[0].context, data, data, 1000, ONEHOP_FLOAT32, ONEHOP_SUM,
-                                   ranks[0].stream));
+                                   NULL, ranks[0].stream));
         CHECK_RESULT(ONEHOP_ERR_TIMEOUT, onehop_synchronize(ranks[0].context, ranks[0].stream));
         onehop_status(ranks[0].context, &failure);
         CHECK_CONTAINS("within the deadline", failure.text);

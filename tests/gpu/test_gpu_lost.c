@@ -82,7 +82,7 @@ static onehop_result batch(gpu_rank *r, const gpu_graph *graph, void *in, void *
         if (graph)
             gpu_graph_launch(r, graph, r->stream);
         else
-            result = onehop_all_reduce(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM,
+            result = onehop_all_reduce(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, NULL,
                                        r->stream);
     const onehop_result waited = onehop_synchronize(r->context, r->stream);
     return result ? result : waited;
@@ -127,7 +127,7 @@ static void work(gpu_rank *ranks, int here, void *argument) {
     if (s->way == GRAPH) {
         gpu_capture_begin(&r, 1);
         for (int i = 0; i < 8; i++)
-            CHECK_OK(onehop_all_reduce(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM,
+            CHECK_OK(onehop_all_reduce(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, NULL,
                                        r->stream));
         gpu_capture_end(&r, 1, &graph);
     }
@@ -146,7 +146,7 @@ static void work(gpu_rank *ranks, int here, void *argument) {
     }
     note(r, &s->sights[r->rank], result);
     CHECK_RESULT(result, onehop_all_reduce(r->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM,
-                                           r->stream));
+                                           NULL, r->stream));
     gpu_fill(r, out, 0, MAX); /* the GPU and the stream are of use still */
     gpu_free(r, in);
     gpu_free(r, out);

@@ -70,7 +70,7 @@ static void capture_calls(gpu_rank *r, gpu_graph *graph, const unsigned char *in
     gpu_capture_begin(&r, 1);
     for (int i = 0; i < NODES; i++)
         CHECK_OK(onehop_all_reduce(r->context, in, out + (size_t)i * 16384, count, ONEHOP_FLOAT32,
-                                   ONEHOP_SUM, r->stream));
+                                   ONEHOP_SUM, NULL, r->stream));
     gpu_capture_end(&r, 1, graph);
 }
 
@@ -122,7 +122,7 @@ static void overlapping_replays(gpu_rank *ranks, int here, void *argument) {
             result != ONEHOP_ERR_TIMEOUT)
             FAIL("C06, overlapping replays: rank %d: %s", r->rank, onehop_last_error());
         CHECK_RESULT(result, onehop_all_reduce(r->context, in[0], out[0], 4, ONEHOP_FLOAT32,
-                                               ONEHOP_SUM, r->stream));
+                                               ONEHOP_SUM, NULL, r->stream));
     }
     gpu_barrier(r);
     for (int g = 0; g < 2; g++) {

@@ -136,8 +136,7 @@ static onehop_result make_calls(const bench *b, const combination *c, bool in_pl
     if (c->algorithm != ONEHOP_1SHOT_PUSH)
         call.source = c->graph ? ONEHOP_SOURCE_GRAPH : ONEHOP_SOURCE_WORKSPACE;
     for (size_t k = 0; k < CALLS && !result; k++)
-        result =
-            onehop_all_reduce_with(b->rank->context, in_place ? b->out[k] : b->in[k], b->out[k],
+        result = onehop_all_reduce(b->rank->context, in_place ? b->out[k] : b->in[k], b->out[k],
                                    c->count, c->dtype, ONEHOP_SUM, &call, b->rank->stream);
     return result;
 }

@@ -69,7 +69,7 @@ static onehop_result call(lane *l, size_t bytes, bool norm) {
     onehop_norm n = ONEHOP_CONFIG_INIT(onehop_norm);
     if (!norm)
         return onehop_all_reduce(l->context, l->in, l->sum, bytes / 4, ONEHOP_FLOAT32, ONEHOP_SUM,
-                                 l->stream);
+                                 NULL, l->stream);
     n.x = l->in;
     n.weight = l->weight;
     n.normed = l->out;

@@ -43,7 +43,7 @@ static onehop_result one_call(gpu_rank *r, void *in, void *out, size_t count, on
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     call.blocks = blocks;
     call.threads = threads;
-    return onehop_all_reduce_with(r->context, in, out, count, dtype, ONEHOP_SUM, &call, r->stream);
+    return onehop_all_reduce(r->context, in, out, count, dtype, ONEHOP_SUM, &call, r->stream);
 }
 
 /* The calls on which they differ. A later one may be refused, if the error is known by then. */

@@ -76,9 +76,9 @@ class Rank:
 
     def all_reduce(self, call, given, got):
         how = onehop.configured(onehop.onehop_call, algorithm=call.algorithm, source=onehop.ONEHOP_SOURCE_GRAPH)
-        self.library.onehop_all_reduce_with(self.context, given.data_ptr(), got.data_ptr(), call.count,
-                                            self.types[call.dtype][1], onehop.ONEHOP_SUM, how,
-                                            self.stream.cuda_stream)
+        self.library.onehop_all_reduce(self.context, given.data_ptr(), got.data_ptr(), call.count,
+                                       self.types[call.dtype][1], onehop.ONEHOP_SUM, how,
+                                       self.stream.cuda_stream)
 
     def rows(self):
         stats = onehop.onehop_stats()
@@ -168,7 +168,7 @@ class Rank:
         """After a last call, so that no rank leaves while the other still needs it."""
         last = self.torch.ones(64, device="cuda")
         self.library.onehop_all_reduce(self.context, last.data_ptr(), last.data_ptr(), 64, onehop.ONEHOP_FLOAT32,
-                                       onehop.ONEHOP_SUM, self.stream.cuda_stream)
+                                       onehop.ONEHOP_SUM, None, self.stream.cuda_stream)
         self.library.onehop_synchronize(self.context, self.stream.cuda_stream)
         self.library.onehop_destroy(self.context)
 

@@ -23,7 +23,7 @@ int main(void) {
         return 1;
     }
     float in[3] = {1, 2, 3}, out[3] = {0, 0, 0};
-    result = onehop_all_reduce(context, in, out, 3, ONEHOP_FLOAT32, ONEHOP_SUM, NULL);
+    result = onehop_all_reduce(context, in, out, 3, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL);
     onehop_destroy(context);
     return result != ONEHOP_OK || out[0] != 1 || out[2] != 3;
 }

@@ -93,7 +93,7 @@ onehop_result ranks_all_reduce(onehop_context *context, const void *in, void *ou
                                onehop_stream stream) {
     onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
     if (algorithm == ONEHOP_ALGORITHM_AUTO)
-        return onehop_all_reduce(context, in, out, count, dtype, ONEHOP_SUM, stream);
+        return onehop_all_reduce(context, in, out, count, dtype, ONEHOP_SUM, NULL, stream);
     call.algorithm = algorithm;
-    return onehop_all_reduce_with(context, in, out, count, dtype, ONEHOP_SUM, &call, stream);
+    return onehop_all_reduce(context, in, out, count, dtype, ONEHOP_SUM, &call, stream);
 }

@@ -105,7 +105,7 @@ static onehop_result reduce(life *l, onehop_algorithm algorithm, size_t count) {
     fill(in, l, count);
     memset(out, 0xee, sizeof out);
     onehop_result result =
-        onehop_all_reduce_with(l->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL);
+        onehop_all_reduce(l->context, in, out, count, ONEHOP_FLOAT32, ONEHOP_SUM, &call, NULL);
     if (!result) check(l, out, 0, count);
     return result;
 }
@@ -114,14 +114,14 @@ static onehop_result scatter(life *l) {
     const size_t part = LARGE / (size_t)l->plan->world;
     fill(in, l, part * (size_t)l->plan->world);
     onehop_result result =
-        onehop_reduce_scatter(l->context, in, out, part, ONEHOP_FLOAT32, ONEHOP_SUM, NULL);
+        onehop_reduce_scatter(l->context, in, out, part, ONEHOP_FLOAT32, ONEHOP_SUM, NULL, NULL);
     if (!result) check(l, out, part * (size_t)l->plan->rank, part);
     return result;
 }
 
 static onehop_result gather(life *l) {
     fill(in, l, LARGE);
-    onehop_result result = onehop_all_gather(l->context, in, out, LARGE * sizeof *in, NULL);
+    onehop_result result = onehop_all_gather(l->context, in, out, LARGE * sizeof *in, NULL, NULL);
     for (int r = 0; r < l->plan->world && !result; r++)
         for (size_t i = 0; i < LARGE; i++)
             if (out[(size_t)r * LARGE + i] != value(r, i)) l->report->wrong = true;
@@ -201,11 +201,11 @@ static onehop_result record(life *l) {
     onehop_result result = onehop_host_stream_capture_begin(l->stream);
     if (result) return result;
     l->recording = true;
-    result = onehop_all_reduce_with(l->context, l->shared_in, l->shared_out, SMALL, ONEHOP_FLOAT32,
-                                    ONEHOP_SUM, &call, l->stream);
+    result = onehop_all_reduce(l->context, l->shared_in, l->shared_out, SMALL, ONEHOP_FLOAT32,
+                               ONEHOP_SUM, &call, l->stream);
     if (!result)
-        result = onehop_all_reduce_with(l->context, heap_in, heap_out, SMALL, ONEHOP_FLOAT32,
-                                        ONEHOP_SUM, &call, l->stream);
+        result = onehop_all_reduce(l->context, heap_in, heap_out, SMALL, ONEHOP_FLOAT32, ONEHOP_SUM,
+                                   &call, l->stream);
     if (result) return result;
     l->recording = false;
     return onehop_host_stream_capture_end(l->stream, &l->graph);
