@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import warnings
 from datetime import timedelta
@@ -318,6 +319,49 @@ class Rank(Models):
         dist.barrier()
         start = time.monotonic()
         if self.rank != last:
+            with self.raises(onehop.CommunicatorDead) as found:
+                dist.all_reduce(torch.ones(1), group=group)
+            assert found[0].failure.peer == last and f"rank {last}" in str(found[0]), found
+            assert 1.5 < time.monotonic() - start < 8, time.monotonic() - start
+        dist.destroy_process_group(group)
+        dist.all_reduce(torch.ones(1))
+
+    def mesh(self):
+        mesh = dist.init_device_mesh("cpu", (self.world // 2, 2), mesh_dim_names=("outer", "inner"))
+        one = torch.ones(3)
+        dist.all_reduce(one, group=mesh["inner"].get_group())
+        assert one[0] == 2
+        found = functional.all_reduce(torch.ones(3), "sum", mesh["outer"]) + 0
+        assert found[0] == self.world // 2
+
+    def elsewhere(self):
+        """Ranks on several machines, and a set-up that fails: all by gloo, and one line says so."""
+        refused = mock.patch.object(_collectives, "AllReduce", side_effect=onehop.SetupError("no memory"))
+        apart = mock.patch.object(_collectives, "machine", lambda: f"machine {self.rank // 2}".encode().ljust(64))
+        for patch, text in (apart, f"on {self.world // 2} machines"), (refused, "no memory"):
+            if text.startswith("on 1 "):
+                continue
+            lines = []
+            handler = logging.Handler()
+            handler.emit = lambda record, lines=lines: lines.append(record.getMessage())
+            onehop_log = logging.getLogger("onehop")
+            onehop_log.addHandler(handler)
+            with patch:
+                group, one = dist.new_group(), torch.ones(5)
+                for _ in range(3):
+                    dist.all_reduce(one, group=group)
+                dist.barrier(group)
+            onehop_log.removeHandler(handler)
+            assert one[0] == self.world**3 and self.calls(group) == 0
+            assert len(lines) == (self.rank == 0) and all(text in line for line in lines), lines
+
+    def silent(self):
+        """The last rank does not come: the others name it when the group's timeout is over, and other groups go on."""
+        group, last = dist.new_group(timeout=timedelta(seconds=2)), self.world - 1
+        dist.all_reduce(torch.ones(1), group=group)
+        dist.barrier()
+        start = time.monotonic()
+        if self.rank != last:
             try:
                 dist.all_reduce(torch.ones(1), group=group)
             except onehop.CommunicatorDead as error:
@@ -326,6 +370,29 @@ class Rank(Models):
             else:
                 raise AssertionError("the silent rank was not noticed")
         dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group(group)
+
+    def aborted(self):
+        """Another thread ends a call that waits."""
+        group = dist.new_group()
+        dist.all_reduce(torch.ones(1), group=group)
+        if self.rank == 0:
+            threading.Timer(0.3, group.abort).start()
+        if self.rank < self.world - 1:
+            with self.raises(onehop.CommunicatorDead) as found:
+                dist.all_reduce(torch.ones(1), group=group)
+            assert found[0].code == onehop.Result.ABORTED, found
+        dist.barrier()
+        dist.destroy_process_group(group)
+
+    @contextlib.contextmanager
+    def raises(self, kind):
+        found = []
+        try:
+            yield found
+        except kind as error:
+            found.append(error)
+        assert found, f"expected {kind.__name__}"
 
     # ---- the end ----
 
@@ -360,16 +427,17 @@ class Rank(Models):
         if self.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         start = time.monotonic()
-        try:
+        with self.raises(onehop.CommunicatorDead) as found:
             for _ in range(2):
                 dist.all_reduce(torch.ones(1000))
-        except onehop.CommunicatorDead as error:
-            assert error.failure.peer == 1 and "rank 1" in str(error), error
-            print(f"rank {self.rank}: rank 1 was lost, noticed after {time.monotonic() - start:.1f} s", flush=True)
+        assert found[0].failure.peer == 1 and "rank 1" in str(found[0]), found
+        seconds = time.monotonic() - start
+        dist.destroy_process_group()
+        print(f"rank {self.rank}: rank 1 was lost, noticed after {seconds:.1f} s", flush=True)
         os._exit(0)
 
 
-CHECKS = ("reductions gathers lies uneven coalesced direct works left groups mesh elsewhere silent ddp ddp_hook sparse fsdp tensor_parallel "
+CHECKS = ("reductions gathers lies uneven coalesced direct works left groups mesh elsewhere silent aborted ddp ddp_hook sparse fsdp tensor_parallel "
           "two_dimensions compiled entry_point again").split()
 
 
