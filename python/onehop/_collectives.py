@@ -6,7 +6,11 @@ tensor lies in memory, which may differ between ranks: half of a group would wai
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
 import logging
+import os
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
@@ -38,13 +42,18 @@ _GATHER_MANY, _SCATTER_MANY = (
 
 
 def machine() -> bytes:
-    """Equal for processes of one machine, of 64 bytes."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            name = file.read()
-    except OSError:
-        name = socket.gethostname()
-    return name.strip().encode()[:64].ljust(64)
+    """Equal for processes of one machine that reach each other's sockets, of 64 bytes."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        parts = [file.read()]
+    with contextlib.suppress(OSError):
+        parts.append(os.readlink("/proc/self/ns/net"))
+    return hashlib.sha256("".join(parts).encode()).hexdigest().encode()
+
+
+def who(name: str, ranks: Sequence[int], rank: int) -> str:
+    """What an error says of a rank of a group that is not the whole job."""
+    return f" (rank {rank} of group {name} is rank {ranks[rank]} of the job)" if ranks else ""
 
 
 def options_of(kind: Any, given: Any, named: dict[str, Any]) -> Any:
@@ -100,9 +109,6 @@ class Collectives:
         hosts = {everyone[at : at + 64] for at in range(0, len(everyone), 64)}
         return "" if len(hosts) == 1 else f"its ranks are on {len(hosts)} machines"
 
-    def _who(self, rank: int) -> str:
-        return f" (rank {rank} of group {self._name} is rank {self._ranks[rank]} of the job)" if self._ranks else ""
-
     # ---- engines ------------------------------------------------------------------------------------------------
 
     def _engine(self, device: torch.device) -> Engine | None:
@@ -129,7 +135,7 @@ class Collectives:
         limit = self._timeout_s
         try:
             ar = AllReduce(meeting, device, share_gpu=share, timeout=limit, init_timeout=limit)
-            return Engine(ar, self._who)
+            return Engine(ar, functools.partial(who, self._name, self._ranks))
         except SetupError as error:  # the same on all ranks
             if self._me == 0:
                 log.warning("group %s: on %s all by PyTorch's own backends: %s", self._name, device.type, error)
