@@ -70,8 +70,8 @@ class ProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]
         make(self, options.group_rank, options.group_size)
         inner = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
         backends = _own_backends(options)
-        _inner(self, backends)  # what is not taken by a method
-        _inner(inner, backends)  # what a method leaves
+        _inner(self, backends)  # for those who ask for them
+        _inner(inner, backends)
         _name(inner, options.group_id)
         self._options = options
         self._children: list[ProcessGroup] = []  # the other side holds only half of each
@@ -114,6 +114,26 @@ class ProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]
     def abort(self) -> None:  # noqa: D102
         self._abort()
         self._inner.abort()
+
+
+# PyTorch makes a method that a subclass lacks with Python's lock held, which a thread of gloo may want while it holds one
+# that gloo's enqueueing wants. So no such method is lacking.
+_LEFT = (
+    "broadcast reduce gather scatter send recv recv_anysource alltoall alltoall_base all_to_all_single "
+    "allgather_coalesced _start_coalescing _end_coalescing"
+)
+
+
+def _leave(method: str) -> Any:
+    def call(self: ProcessGroup, *arguments: Any, **named: Any) -> Any:
+        return getattr(self._inner, method)(*arguments, **named)
+
+    return call
+
+
+for _method in _LEFT.split():
+    if hasattr(dist.ProcessGroup, _method):
+        setattr(ProcessGroup, _method, _leave(_method))
 
 
 def _create(options: Any, _: Any) -> ProcessGroup:

@@ -253,6 +253,12 @@ class Rank(Models):
         dist.barrier()
         assert dist.get_backend() == "onehop" and self.group.name() == "onehop"
 
+    def busy(self):
+        """Threads of gloo that drop what Python has, beside calls that Python makes."""
+        for _ in range(150):
+            self.works()
+            dist.broadcast(torch.ones(3), 0)
+
     # ---- groups ----
 
     def groups(self):
@@ -437,7 +443,7 @@ class Rank(Models):
         os._exit(0)
 
 
-CHECKS = ("reductions gathers lies uneven coalesced direct works left groups mesh elsewhere silent aborted ddp ddp_hook sparse fsdp tensor_parallel "
+CHECKS = ("reductions gathers lies uneven coalesced direct works left busy groups mesh elsewhere silent aborted ddp ddp_hook sparse fsdp tensor_parallel "
           "two_dimensions compiled entry_point again").split()
 
 
@@ -447,6 +453,7 @@ def start(**more):
 
 def main():
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+    faulthandler.register(signal.SIGTERM, chain=True)  # torchrun ends the others when one has failed
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     start()
