@@ -119,8 +119,19 @@ class ProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]
 # PyTorch makes a method that a subclass lacks with Python's lock held, which a thread of gloo may want while it holds one
 # that gloo's enqueueing wants. So no such method is lacking.
 _LEFT = (
-    "broadcast reduce gather scatter send recv recv_anysource alltoall alltoall_base all_to_all_single "
-    "allgather_coalesced _start_coalescing _end_coalescing"
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+    "recv_anysource",
+    "alltoall",
+    "alltoall_base",
+    "all_to_all_single",
+    "allgather_coalesced",
+    "_start_coalescing",
+    "_end_coalescing",
 )
 
 
@@ -131,7 +142,7 @@ def _leave(method: str) -> Any:
     return call
 
 
-for _method in _LEFT.split():
+for _method in _LEFT:
     if hasattr(dist.ProcessGroup, _method):
         setattr(ProcessGroup, _method, _leave(_method))
 
