@@ -116,8 +116,8 @@ class ProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]
         self._inner.abort()
 
 
-# PyTorch makes a method that a subclass lacks with Python's lock held, which a thread of gloo may want while it holds one
-# that gloo's enqueueing wants. So no such method is lacking.
+# PyTorch makes calls of a method that a subclass lacks with Python's lock held. A thread of gloo may wait for that lock
+# while it holds the one that the call needs. So no such method is lacking.
 _LEFT = (
     "broadcast",
     "reduce",
