@@ -3,7 +3,7 @@
  * replays; rows that are recycled; memory mapped anew at an old address; failures on one rank;
  * nothing left behind. Ranks are processes, threads, and all in one thread, and processes of two
  * threads. */
-#include "comm/registration.h"
+#include "capture/registration.h"
 #include "support/rank_contexts.h"
 
 #include "harness.h"

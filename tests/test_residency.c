@@ -1,10 +1,10 @@
 /* Grids of several communicators on a GPU: they leave each other room, or creation says the rule
- * (comm/residency.h). The arithmetic and the list, without a GPU; tests/gpu/test_gpu_two_comms.c
+ * (residency.h). The arithmetic and the list, without a GPU; tests/gpu/test_gpu_two_comms.c
  * has the calls. */
 /* labels: quick */
 #include "harness.h"
 
-#include "comm/residency.h"
+#include "communicator/residency.h"
 
 #define SMS 132
 

@@ -7,12 +7,12 @@
 #include "rank_contexts.h"
 #include "reference.h"
 
-#include "cli/tune.h"
-#include "comm/context.h"
+#include "cli/tune/tune_measure.h"
+#include "context/context.h"
 #include "device/nccl/nccl.h"
-#include "device/cuda/nvrtc.h"
+#include "jit/nvrtc.h"
 #include "kernels/kernels.h"
-#include "storage/layout.h"
+#include "protocol/layout.h"
 
 #include <math.h>
 #include <sys/stat.h>

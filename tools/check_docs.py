@@ -72,7 +72,7 @@ def anchors(text):
 def is_kernel(root, name):
     """Names of kernels are put together from the lines of these lists."""
     parts = re.fullmatch(r"onehop_(\w+)_(F32|F16|BF16)_w\d+", name)
-    lists = [read(root, f"src/kernels/{file}") for file in ("instances.def", "fused.def")]
+    lists = [read(root, f"src/kernels/{file}") for file in ("instances.def", "fused/fused.def")]
     return parts and any(re.search(rf"\({parts[1]}, \w+, (\w+, )?{parts[2]}[,)]", text) for text in lists)
 
 

@@ -7,7 +7,7 @@
  * stream is idle; rounds of both kinds alternate; medians over rounds, the largest of the ranks. */
 #include "gpu_test.h"
 
-#include "comm/context.h"
+#include "context/context.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>

@@ -1,5 +1,5 @@
 /* Calls of two and of three communicators in flight together on one GPU, begun in another order on
- * each rank: they all end, and are right (comm/residency.h). Ranks are threads that share the GPU,
+ * each rank: they all end, and are right (residency.h). Ranks are threads that share the GPU,
  * so their grids fill it: with grids as large as for a communicator alone all calls above 8 MiB
  * would wait for each other until the deadline. Prints the grids that each communicator got, and
  * says that creation refuses grids that would not fit, unless their calls are promised never to
