@@ -1,27 +1,12 @@
 /* `onehop info`: what onehop sees of this machine, and everything that can be set from outside. */
-#include "cli/info/info.h"
+#include "cli/info/info_device.h"
+#include "cli/info/info_json.h"
 
 #include "cli/shared/options.h"
 #include "device/cuda/driver_api.h"
 #include "device/host/vector.h"
 
 #include <stdio.h>
-
-const info_handle_name info_handle_names[] = {
-    {OH_HANDLE_FD, "descriptor"},
-    {OH_HANDLE_FABRIC, "fabric"},
-    {OH_HANDLE_IPC, "classic IPC"},
-    {0, NULL},
-};
-
-onehop_result info_ask(onehop_device which, oh_device_info *info_out) {
-    oh_device *device;
-    onehop_result result = oh_device_open(which, which.ordinal, &device);
-    if (result != ONEHOP_OK) return result;
-    result = device->ops->info(device, info_out);
-    device->ops->close(device);
-    return result;
-}
 
 static void print_bytes(uint64_t bytes) {
     if (bytes >= (uint64_t)1 << 30)

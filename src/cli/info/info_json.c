@@ -1,6 +1,7 @@
 /* `onehop info --json`, schema onehop-info/1 (docs/cli.md). What is not known is null or "". */
-#include "cli/info/info.h"
+#include "cli/info/info_json.h"
 
+#include "cli/info/info_device.h"
 #include "cli/shared/json.h"
 #include "device/cuda/driver_api.h"
 #include "device/host/vector.h"

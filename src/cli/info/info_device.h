@@ -1,8 +1,7 @@
-/* What the two forms of `onehop info`, text and JSON, share. */
-#ifndef OH_CLI_INFO_H
-#define OH_CLI_INFO_H
+/* A device as `onehop info` asks it, for text and JSON. */
+#ifndef OH_CLI_INFO_DEVICE_H
+#define OH_CLI_INFO_DEVICE_H
 
-#include "cli/shared/backend.h"
 #include "device/device.h"
 
 typedef struct info_handle_name {
@@ -13,8 +12,5 @@ extern const info_handle_name info_handle_names[]; /* ended by a name that is NU
 
 /* Opens a device, asks it and closes it. */
 onehop_result info_ask(onehop_device which, oh_device_info *info_out);
-
-/* Returns an exit code. */
-int info_print_json(const cuda_census *census);
 
 #endif
