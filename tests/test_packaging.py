@@ -1,0 +1,110 @@
+# labels: asan-off tsan-off timeout=100
+"""What is packaged beside the library: manual page, completion, the description for PyPI, `python -m onehop`."""
+
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+ROOT = os.path.abspath(os.environ.get("ONEHOP_SOURCE_DIR", os.path.join(os.path.dirname(__file__), "..")))
+BUILD = os.environ.get("ONEHOP_BUILD_DIR", os.path.join(ROOT, "build", "release"))
+TOOL = os.path.join(BUILD, "onehop")
+PAGE = os.path.join(ROOT, "packaging", "onehop.1")
+COMPLETION = os.path.join(ROOT, "packaging", "onehop.bash")
+
+
+def run(*command, **more):
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **more)
+
+
+class Manual(unittest.TestCase):
+    def test_every_flag(self):
+        done = run(sys.executable, os.path.join(ROOT, "tools", "man.py"), "--check", "--tool", TOOL)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr + "\ntools/man.py writes the page")
+
+    def test_it_is_read_without_a_warning(self):
+        if shutil.which("mandoc"):
+            done = run("mandoc", "-Tlint", "-Wwarning", PAGE)
+            # The page has no date: it would change with every build.
+            said = [line for line in done.stdout.splitlines() if "missing date" not in line]
+            self.assertEqual(said, [])
+        elif shutil.which("man"):
+            done = run("man", "--warnings", "-l", PAGE, env={**os.environ, "MANPAGER": "cat", "LC_ALL": "C"})
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertIn("--minbytes", done.stdout)
+        else:
+            self.skipTest("neither mandoc nor man")
+
+
+@unittest.skipUnless(shutil.which("bash"), "no bash")
+class Completion(unittest.TestCase):
+    def complete(self, *words):
+        script = f'. {COMPLETION}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _onehop; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        done = run("bash", "-c", script, "bash", *words)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout.split()
+
+    def test_commands_and_flags(self):
+        self.assertEqual(self.complete("onehop", ""), re.findall(r"^  (\w+) ", run(TOOL, "help").stdout, re.MULTILINE))
+        self.assertEqual(self.complete("onehop", "t"), ["tune"])
+        self.assertEqual(self.complete("onehop", "perf", "--ran"), ["--ranks", "--ranks-per-device"])
+        self.assertEqual(self.complete("onehop", "info", "-"), ["--json", "--help"])
+        self.assertEqual(self.complete("onehop", "help", "wh"), ["which"])
+
+    def test_values_are_those_that_the_command_takes(self):
+        for command, flag in (("perf", "--device"), ("perf", "-d"), ("perf", "-o"), ("perf", "--layout"), ("perf", "--source"),
+                              ("perf", "--compare"), ("check", "--device"), ("tune", "-d"), ("which", "-o")):  # fmt: skip
+            refusal = run(TOOL, command, flag, "?").stderr
+            taken = re.search(r"expected one of (.*)$", refusal)[1].split(", ")
+            offered = self.complete("onehop", command, flag, "")
+            self.assertEqual([value for value in offered if value not in taken], [], f"{command} {flag}")
+            self.assertGreater(len(offered), 1)
+        self.assertIn("README.md", self.complete_files("onehop", "perf", "-J", "READ"))
+
+    def complete_files(self, *words):
+        before = os.getcwd()
+        os.chdir(ROOT)
+        try:
+            return self.complete(*words)
+        finally:
+            os.chdir(before)
+
+
+class Description(unittest.TestCase):
+    def test_no_relative_link(self):
+        """README.md as pyproject.toml turns it into the description for PyPI."""
+        try:
+            import tomllib
+        except ImportError:
+            self.skipTest("no tomllib before Python 3.11")
+        with open(os.path.join(ROOT, "pyproject.toml"), "rb") as file:
+            project = tomllib.load(file)
+        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+            text = file.read()
+        for rule in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+            text = re.sub(rule["pattern"], rule["replacement"], text)
+        links = re.findall(r"\]\(([^)\s]*)", text)
+        self.assertEqual([link for link in links if not link.startswith(("https://", "#"))], [])
+        home = project["project"]["urls"]["Source"]
+        self.assertTrue(any(link.startswith(home) for link in links), "the links lead to the project")
+
+
+class Module(unittest.TestCase):
+    def test_python_m_onehop(self):
+        if not glob.glob(os.path.join(BUILD, "python", "onehop", "_onehop*.so")):
+            self.skipTest("the Python package was not built")
+        environment = {**os.environ, "PYTHONPATH": os.path.join(BUILD, "python"), "PATH": f"{BUILD}:{os.environ['PATH']}"}
+        done = run(sys.executable, "-m", "onehop", "version", env=environment)
+        self.assertEqual((done.returncode, done.stdout), (0, run(TOOL, "version").stdout), done.stderr)
+        self.assertEqual(run(sys.executable, "-m", "onehop", "none", env=environment).returncode, 2)
+        environment["PATH"] = ""
+        done = run(sys.executable, "-m", "onehop", "version", env=environment)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("onehop", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
