@@ -92,6 +92,20 @@ class Description(unittest.TestCase):
         self.assertTrue(any(link.startswith(home) for link in links), "the links lead to the project")
 
 
+class Version(unittest.TestCase):
+    def test_one_version(self):
+        def find(path, pattern):
+            with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+                return ".".join(re.search(pattern, file.read(), re.MULTILINE).groups())
+
+        version = find("CMakeLists.txt", r"^project\(onehop VERSION ([0-9.]+)")
+        parts = r"MAJOR (\d+)\n#define ONEHOP_VERSION_MINOR (\d+)\n#define ONEHOP_VERSION_PATCH (\d+)"
+        self.assertEqual(find("include/onehop.h", parts), version)
+        self.assertEqual(find("pyproject.toml", r'^version = "(.*)"'), version)
+        self.assertEqual(find("packaging/debian/changelog", r"^onehop \(([0-9.]+)\)"), version)
+        self.assertEqual(find("CHANGELOG.md", r"^## ([0-9.]+)"), version)
+
+
 class Module(unittest.TestCase):
     def test_python_m_onehop(self):
         if not glob.glob(os.path.join(BUILD, "python", "onehop", "_onehop*.so")):

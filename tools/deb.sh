@@ -10,10 +10,7 @@ shift || true
 for tool in dpkg-buildpackage dh; do
     command -v $tool >/dev/null || { echo "deb: no $tool (as root: apt-get install dpkg-dev debhelper)"; exit 77; }
 done
-version=$(sed -n 's/^project(onehop VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
-[ "$(dpkg-parsechangelog -l packaging/debian/changelog -S Version)" = "$version" ] ||
-    { echo "deb: packaging/debian/changelog is not at version $version"; exit 1; }
-
+version=$(dpkg-parsechangelog -l packaging/debian/changelog -S Version)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 tree=$scratch/onehop-$version
