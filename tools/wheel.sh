@@ -35,7 +35,7 @@ if [ "${ONEHOP_WHEEL_CUDA:-}" = OFF ]; then cuda=OFF; elif [ -z "$nvcc" ]; then 
 if [ $cuda = OFF ]; then
     banner "${missing:-ONEHOP_WHEEL_CUDA=OFF}: THIS WHEEL HAS NO GPU KERNELS BUILT IN" \
         "What works with it: the host device, fully; on GPUs whatever is compiled at run time, which takes seconds at" \
-        "the first call of each kind and needs NVRTC 13.0 or later (pip install nvidia-cuda-nvrtc) on every machine." \
+        "the first call of each kind and needs NVRTC 12 or 13 (pip install nvidia-cuda-nvrtc) on every machine." \
         "For the full wheel install nvcc 13.0 or later: PATH, CUDA_HOME or /usr/local/cuda."
 else
     say "GPU kernels for: $architectures, with $nvcc (minutes)"
