@@ -228,6 +228,7 @@ if has programs; then
     for path in "$programs"/test_*; do
         [ -x "$path" ] && program "$(basename "$path")"
     done
+    run doc_program 90 bash tests/gpu/doc_program.sh "$build" "$gpus"
     if [ -n "$mps" ]; then
         run "test_gpu_captured_faults processes" 150 "${under_mps[@]}" "$programs/test_gpu_captured_faults" processes 4
     fi
