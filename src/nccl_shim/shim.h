@@ -159,6 +159,7 @@ typedef struct oh_shim_state {
     int rank, ranks;
     int users; /* threads that use the context */
     bool blocking;
+    bool captured; /* a call was captured into a graph, whose replays nobody counts */
     oh_shim_choice choices[OH_SHIM_CHOICES];
     struct oh_shim_state *next_free;
 } oh_shim_state;
@@ -173,7 +174,7 @@ void oh_shim_remove(oh_nccl_comm comm);
 /* The context for a call; NULL if there is none. Each pairs with a leave. */
 onehop_context *oh_shim_enter(oh_shim_state *state);
 void oh_shim_leave(oh_shim_state *state);
-/* Ends the context; with `abort` calls in flight are ended first. */
+/* Ends the context; with `abort` calls in flight are given up. */
 void oh_shim_end(oh_shim_state *state, bool abort);
 
 /* ---- set-up ---------------------------------------------------------------------------------- */
@@ -215,8 +216,8 @@ typedef struct oh_shim_exchange {
 int oh_shim_exchange_run(oh_shim_exchange *exchanges, int count);
 /* An id of the GPU that no two GPUs share; zeros on the host device. */
 void oh_shim_gpu_id(int device, unsigned char id_out[16]);
-/* Multiprocessors of the GPU; 0: unknown. */
-int oh_shim_multiprocessors(int device);
+/* Whether work given to the stream is captured into a graph. */
+bool oh_shim_capturing(onehop_stream stream);
 
 /* ---- calls and groups ------------------------------------------------------------------------ */
 

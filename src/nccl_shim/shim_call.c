@@ -95,6 +95,7 @@ int oh_shim_run(const oh_shim_call *call) {
     oh_shim_state *state = oh_shim_find(call->comm);
     if (!state) return OH_NCCL_ARGUMENT;
     onehop_context *context = oh_shim_enter(state);
+    if (!state->captured) state->captured = oh_shim_capturing(call->stream);
     oh_shim_depth++;
     /* Without a context it was ended since the call was judged: by an abort in another thread. */
     const onehop_result result =

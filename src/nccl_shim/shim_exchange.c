@@ -16,7 +16,6 @@ typedef struct gpu_uuid {
 #define DRIVER(X)                                                                                  \
     X(device_get, "cuDeviceGet", (int *, int))                                                     \
     X(device_uuid, "cuDeviceGetUuid_v2", (gpu_uuid *, int))                                        \
-    X(device_attribute, "cuDeviceGetAttribute", (int *, int, int))                                 \
     X(retain, "cuDevicePrimaryCtxRetain", (void **, int))                                          \
     X(release, "cuDevicePrimaryCtxRelease_v2", (int))                                              \
     X(push, "cuCtxPushCurrent_v2", (void *))                                                       \
@@ -28,13 +27,13 @@ typedef struct gpu_uuid {
     X(stream_create, "cuStreamCreate", (onehop_stream *, unsigned))                                \
     X(stream_destroy, "cuStreamDestroy_v2", (onehop_stream))                                       \
     X(stream_query, "cuStreamQuery", (onehop_stream))                                              \
+    X(is_capturing, "cuStreamIsCapturing", (onehop_stream, int *))                                 \
     X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *))
 
 enum {
     CU_NOT_READY = 600,
     CU_STREAM_NON_BLOCKING = 1,
-    CU_CAPTURE_RELAXED = 2,
-    CU_MULTIPROCESSORS = 16
+    CU_CAPTURE_RELAXED = 2
 };
 
 static struct {
@@ -72,12 +71,9 @@ void oh_shim_gpu_id(int device, unsigned char id_out[16]) {
     memcpy(id_out, id.bytes, 16);
 }
 
-int oh_shim_multiprocessors(int device) {
-    int count = 0;
-    if (oh_shim_settings_get()->host || !driver() ||
-        cu.device_attribute(&count, CU_MULTIPROCESSORS, device))
-        return 0;
-    return count;
+bool oh_shim_capturing(onehop_stream stream) {
+    int status = 0;
+    return !oh_shim_settings_get()->host && driver() && !cu.is_capturing(stream, &status) && status;
 }
 
 /* ---- one communicator ------------------------------------------------------------------------ */

@@ -10,6 +10,13 @@
 #define PLACES 4096
 #define GONE   ((oh_nccl_comm)1)
 
+/* How often the end of a call in another thread is looked for, and after how many looks it is
+ * ended. */
+#define WAIT_US     100
+#define ABORT_WAITS 500
+/* onehop_abort ends calls within 100 ms. */
+#define ABORT_US 150000
+
 typedef struct place {
     oh_nccl_comm comm;
     oh_shim_state *state;
@@ -97,13 +104,36 @@ void oh_shim_leave(oh_shim_state *state) {
     __atomic_fetch_sub(&state->users, 1, __ATOMIC_RELEASE);
 }
 
+/* Called within waits of the destroy: what runs is given up. */
+static int give_up(void *unused) {
+    (void)unused;
+    return 1;
+}
+
+/* What is over once a call in another thread has left. One that runs there, on the host device, is
+ * ended when it does not leave by itself. */
+static void wait_for_users(const oh_shim_state *state, onehop_context *context, bool abort) {
+    for (int waits = 0; __atomic_load_n(&state->users, __ATOMIC_ACQUIRE); waits++) {
+        if (abort && waits == ABORT_WAITS) (void)onehop_abort(context);
+        oh_sleep_us(WAIT_US);
+    }
+}
+
+/* An abort is this rank's own affair: its peers may still end the call that it has ended, which
+ * onehop_abort would keep them from. So what is not in flight is left as by a destroy, and what is,
+ * is given up by a wait hook. Replays of graphs cannot be waited for: they are aborted, on all
+ * ranks. */
 void oh_shim_end(oh_shim_state *state, bool abort) {
     onehop_context *context = __atomic_exchange_n(&state->context, NULL, __ATOMIC_SEQ_CST);
     if (!context) return;
-    if (abort) (void)onehop_abort(context);
-    /* A call that was in another thread ends by the abort, or runs to its end. */
-    while (__atomic_load_n(&state->users, __ATOMIC_ACQUIRE)) oh_sleep_us(100);
+    wait_for_users(state, context, abort);
+    if (abort && state->captured) {
+        (void)onehop_abort(context);
+        oh_sleep_us(ABORT_US);
+    }
     oh_shim_depth++;
+    if (abort) onehop_set_wait_hook(give_up, NULL);
     onehop_destroy(context);
+    if (abort) onehop_set_wait_hook(NULL, NULL);
     oh_shim_depth--;
 }
