@@ -69,6 +69,11 @@ void oh_sleep_us(unsigned us);
     X(NCCL_STATS, "ONEHOP_NCCL_STATS", "bool", "0",                                                \
       "NCCL shim: 1 prints at the end of a process what was taken and what not, and why")          \
     X(NCCL_BLOCKING, "NCCL_COMM_BLOCKING", "bool", "", "NCCL's; 0: the NCCL shim takes nothing")   \
+    X(VLLM_NCCL, "VLLM_NCCL_SO_PATH", "string", "",                                                \
+      "vLLM's; `onehop run` sets it, and takes what it names for the real NCCL")                   \
+    X(SGLANG_NCCL, "SGLANG_NCCL_SO_PATH", "string", "", "SGLang's; the same")                      \
+    X(PRELOAD, "LD_PRELOAD", "string", "", "`onehop run` puts the NCCL shim before it")            \
+    X(PATH, "PATH", "string", "", "where `onehop run` looks for the command's Python")             \
     X(MULTICAST, "ONEHOP_MULTICAST", "bool", "0", "1 allows NVLink multicast; not validated")      \
     X(NVLS, "NCCL_NVLS_ENABLE", "int", "",                                                         \
       "anything but 1 and 2 forbids multicast to onehop; 0 to NCCL, too")                          \
