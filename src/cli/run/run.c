@@ -15,7 +15,8 @@ static const char usage[] =
     "usage: onehop run [--print] -- COMMAND [ARGUMENT...]\n\n"
     "Runs COMMAND with the NCCL shim (docs/nccl.md): LD_PRELOAD, VLLM_NCCL_SO_PATH, "
     "SGLANG_NCCL_SO_PATH,\n"
-    "and ONEHOP_NCCL_REAL where NCCL is found beside the command's Python.\n"
+    "ONEHOP_NCCL_REAL where NCCL is found beside the command's Python, and, if unset,\n"
+    "TORCH_NCCL_USE_COMM_NONBLOCKING=0.\n"
     "  --print   print what would be set, and run nothing\n";
 
 /* ---- files ----------------------------------------------------------------------------------- */
@@ -136,6 +137,8 @@ static int set_all(const char *command, bool print) {
     set("VLLM_NCCL_SO_PATH", shim, print);
     set("SGLANG_NCCL_SO_PATH", shim, print);
     if (real) set("ONEHOP_NCCL_REAL", real, print);
+    /* PyTorch makes communicators non-blocking where a device is given at once; those are NCCL's. */
+    if (!print) setenv("TORCH_NCCL_USE_COMM_NONBLOCKING", "0", 0);
     return CLI_OK;
 }
 
