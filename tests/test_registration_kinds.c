@@ -1,6 +1,7 @@
-/* Captured memory of any kind: what comes to be read directly and what is staged, on all ranks alike;
- * addresses that reach the peers' bytes; replays; memory mapped anew at an old address; addresses that
- * the caller brings. Ranks are processes, threads, all in one thread, and processes of two threads. */
+/* Captured memory of any kind: what comes to be read directly and what is staged, on all ranks
+ * alike; addresses that reach the peers' bytes; replays; memory mapped anew at an old address;
+ * addresses that the caller brings. Ranks are processes, threads, all in one thread, and
+ * processes of two threads. */
 /* labels: quick */
 #include "registration_kit.h"
 

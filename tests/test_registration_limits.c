@@ -1,5 +1,6 @@
-/* Registration at the limits: a rank without addresses or descriptors makes all ranks stage, and each
- * says so; a thousand captures leave nothing behind; a thousand calls register in milliseconds. */
+/* Registration at the limits: a rank without addresses or descriptors makes all ranks stage, and
+ * each says so; a thousand captures leave nothing behind; a thousand calls register in
+ * milliseconds. */
 /* labels: quick */
 #include "registration_kit.h"
 

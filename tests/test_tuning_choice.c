@@ -1,5 +1,5 @@
-/* Every call has a choice, by a rule, that its group can do: which rules are passed over, what grid
- * follows, which rule and line a choice names, what sizes the buffers get. */
+/* Every call has a choice, by a rule, that its group can do: which rules are passed over, what
+ * grid follows, which rule and line a choice names, what sizes the buffers get. */
 /* labels: quick */
 #include "tuning_kit.h"
 

@@ -1,6 +1,6 @@
-/* A file decides what really runs, all ranks must have the same one, and the debug log says once which
- * rule it was; sizes that the caller gives; what can be tested of the hand-over to NCCL without a
- * GPU. */
+/* A file decides what really runs, all ranks must have the same one, and the debug log says once
+ * which rule it was; sizes that the caller gives; what can be tested of the hand-over to NCCL
+ * without a GPU. */
 /* labels: quick */
 #include "tuning_kit.h"
 

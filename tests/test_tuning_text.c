@@ -1,5 +1,5 @@
-/* Reading a tuning table: what is refused, in which words and at which line; blanks and comments;
- * files that are none. */
+/* Reading a tuning table: what is refused, in which words and at which line; blanks and
+ * comments; files that are none. */
 /* labels: quick */
 #include "tuning_kit.h"
 
