@@ -339,7 +339,7 @@ typedef struct onehop_group_config {
  * STRUCT_SIZE, MEMORY, SYSTEM. A rank that fails or dies ends the call on all within a second, with
  * the same rank named; a rank that calls later than half a second after that, and the others if the
  * dead one had not yet spoken to any of them, wait for their deadline. A rank that fails stays up
- * to a second to tell the others. Needs 2 * world_size descriptors at most, and keeps
+ * to a second to tell the others. Needs 2 * world_size + 1 descriptors at most, and keeps
  * 2 * (world_size - 1). Since 0.1. */
 ONEHOP_API onehop_result onehop_group_open(const onehop_group_config *config,
                                            onehop_group **group_out);

@@ -4,7 +4,7 @@ _onehop() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} flags=
     COMPREPLY=()
     if [ "$COMP_CWORD" -eq 1 ]; then
-        COMPREPLY=($(compgen -W "perf check tune which info version help" -- "$word"))
+        COMPREPLY=($(compgen -W "perf check tune which run info version help" -- "$word"))
         return
     fi
     case ${COMP_WORDS[1]}:$before in
@@ -31,8 +31,10 @@ _onehop() {
         which) flags="--datatype --op --ranks --device --sm --max-blocks --graph --in-place --algo --source --row
             --nccl --multicast --help" ;;
         info) flags="--json --help" ;;
+        run) flags="--print --help"
+            if [[ $word != -* ]]; then COMPREPLY=($(compgen -c -- "$word")); fi ;;
         version) flags="" ;;
-        help) flags="" ; [ "$COMP_CWORD" -eq 2 ] && COMPREPLY=($(compgen -W "perf check tune which info" -- "$word")) ;;
+        help) flags="" ; [ "$COMP_CWORD" -eq 2 ] && COMPREPLY=($(compgen -W "perf check tune which info run" -- "$word")) ;;
     esac
     if [[ $word == -* ]]; then COMPREPLY=($(compgen -W "$flags" -- "$word")); fi
 }

@@ -75,21 +75,12 @@ class Completion(unittest.TestCase):
 
 class Description(unittest.TestCase):
     def test_no_relative_link(self):
-        """README.md as pyproject.toml turns it into the description for PyPI."""
-        try:
-            import tomllib
-        except ImportError:
-            self.skipTest("no tomllib before Python 3.11")
-        with open(os.path.join(ROOT, "pyproject.toml"), "rb") as file:
-            project = tomllib.load(file)
-        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
-            text = file.read()
-        for rule in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
-            text = re.sub(rule["pattern"], rule["replacement"], text)
-        links = re.findall(r"\]\(([^)\s]*)", text)
+        """Relative links lead nowhere on PyPI."""
+        with open(os.path.join(ROOT, "pyproject.toml"), encoding="utf-8") as file:
+            readme = re.search(r'^readme = "(.*?)"', file.read(), re.MULTILINE)[1]
+        with open(os.path.join(ROOT, readme), encoding="utf-8") as file:
+            links = re.findall(r"\]\(([^)\s]*)", file.read())
         self.assertEqual([link for link in links if not link.startswith(("https://", "#"))], [])
-        home = project["project"]["urls"]["Source"]
-        self.assertTrue(any(link.startswith(home) for link in links), "the links lead to the project")
 
 
 class Version(unittest.TestCase):
@@ -110,14 +101,10 @@ class Module(unittest.TestCase):
     def test_python_m_onehop(self):
         if not glob.glob(os.path.join(BUILD, "python", "onehop", "_onehop*.so")):
             self.skipTest("the Python package was not built")
-        environment = {**os.environ, "PYTHONPATH": os.path.join(BUILD, "python"), "PATH": f"{BUILD}:{os.environ['PATH']}"}
+        environment = {**os.environ, "PYTHONPATH": os.path.join(BUILD, "python")}
         done = run(sys.executable, "-m", "onehop", "version", env=environment)
         self.assertEqual((done.returncode, done.stdout), (0, run(TOOL, "version").stdout), done.stderr)
         self.assertEqual(run(sys.executable, "-m", "onehop", "none", env=environment).returncode, 2)
-        environment["PATH"] = ""
-        done = run(sys.executable, "-m", "onehop", "version", env=environment)
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("onehop", done.stderr)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# tools/try_wheel.sh [WHEEL]: installs the wheel (the newest in build/dist) into a fresh environment of each Python from 3.10 to
-# 3.13 that is found, and uses it as README.md says: the command, `python -m onehop`, arrays without PyTorch, and with PyTorch
-# README's example under torchrun.
+# tools/try_wheel.sh [WHEEL]: installs the wheel (the newest in build/wheels) into a fresh environment of each Python from 3.10 to
+# 3.13 that is found, and uses it as python/README.md says: the command, `python -m onehop`, arrays without PyTorch, and with PyTorch
+# its example under torchrun.
 #   PYTHONS  the versions (3.10 3.11 3.12 3.13)
 #   TORCH=1  installs PyTorch by the extra [torch]; a version for which there is none goes without, and says so
 #   FOLDER   where the environments are made, one after the other (a temporary folder)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-wheel=$(realpath "${1:-$(ls -t build/dist/onehop-*.whl 2>/dev/null | head -1)}")
+wheel=$(realpath "${1:-$(ls -t build/wheels/onehop-*.whl 2>/dev/null | head -1)}")
 folder=$(mktemp -d ${FOLDER:+-p "$FOLDER"})
 trap 'rm -rf "$folder"' EXIT
 cat >"$folder/plain.py" <<'PY'
@@ -29,16 +29,14 @@ if __name__ == "__main__":
     assert [process.exitcode for process in ranks] == [0, 0]
     print(f"onehop {onehop.__version__}, without PyTorch: 999 + 1000 = 1999 on two ranks")
 PY
-# README's block for PyTorch, up to its graphs, with an x; on the host where there is no GPU.
-python3 - README.md >"$folder/example.py" <<'PY'
+# The example of the package's README, on the host where there is no GPU.
+python3 - python/README.md >"$folder/example.py" <<'PY'
 import re, sys
-block = re.search(r"^```python\n(.*?)^```", open(sys.argv[1], encoding="utf-8").read(), re.MULTILINE | re.DOTALL)[1]
-rank, call = "AllReduce(None, dist.get_rank())", "y = ar.all_reduce(x)"
-assert rank in block and call in block, "README.md: the example for PyTorch is another one: change tools/try_wheel.sh"
-text = block.split("graph = ")[0].replace(rank, "AllReduce(None, place)")
-x = 'x = torch.full((1000,), float(dist.get_rank() + 1), device=place)\n'
-print(text.replace("ar = ", 'place = dist.get_rank() if torch.cuda.is_available() else "cpu"\nar = ', 1).replace(call, x + call, 1))
-print('assert y.tolist() == [3.0] * 1000\nprint(f"rank {dist.get_rank()}, PyTorch {torch.__version__}: 1 + 2 = {y[0]}")')
+text = re.search(r"^```python\n(.*?)^```", open(sys.argv[1], encoding="utf-8").read(), re.MULTILINE | re.DOTALL)[1]
+rank = "AllReduce(None, dist.get_rank())"
+assert rank in text and "y = " in text, "python/README.md: the example is another one: change tools/try_wheel.sh"
+print(text.replace(rank, 'AllReduce(None, dist.get_rank() if torch.cuda.is_available() else "cpu")'))
+print('assert y.tolist() == [2.0] * 4096\nprint(f"rank {dist.get_rank()}, PyTorch {torch.__version__}: 1 + 1 = {y[0]}")')
 PY
 
 find_python() {
@@ -55,6 +53,7 @@ try() (
     pip "$wheel"
     "$env/bin/onehop" version
     "$env/bin/python" -m onehop version >/dev/null
+    "$env/bin/onehop" run --print -- true | grep -q '^LD_PRELOAD=.*/site-packages/onehop/bin/nccl/libnccl.so.2$' # the shim is there
     "$env/bin/onehop" perf --device host -g 2 -e 64K | sed -n '/^ *[0-9]/p;$p'
     "$env/bin/python" plain.py
     if [ "${TORCH:-0}" = 1 ] && ! pip "onehop[torch] @ file://$wheel"; then

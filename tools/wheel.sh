@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/wheel.sh [FOLDER]: builds the wheel into build/dist, or FOLDER: GPU kernels for all architectures, stripped, with the
+# tools/wheel.sh [FOLDER]: builds the wheel into build/wheels, or FOLDER: GPU kernels for all architectures, stripped, with the
 # tag that auditwheel finds. One wheel serves every Python from 3.10 on (stable ABI).
 #   ONEHOP_CUDA_ARCHITECTURES  which GPUs instead of all, as in CMake
 #   ONEHOP_WHEEL_CUDA=OFF      no GPU kernels, although there is nvcc
@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-out=$(realpath -m "${1:-build/dist}")
+out=$(realpath -m "${1:-build/wheels}")
 python=${PYTHON:-python3}
 venv=build/wheel-venv
 scratch=$(mktemp -d)
@@ -65,7 +65,7 @@ with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as file:
     def only(end):
         found = [name for name in names if name.endswith(end)]
         return found[0] if len(found) == 1 else sys.exit(f"wheel: {end}: {len(found)} in the wheel")
-    for end in "onehop/_onehop.abi3.so", "onehop/libonehop.so.0", ".data/scripts/onehop":
+    for end in "onehop/_onehop.abi3.so", "onehop/libonehop.so.0", "onehop/bin/onehop", "onehop/bin/nccl/libnccl.so.2":
         sections = subprocess.run(["readelf", "-SW", Path(folder, only(end))], capture_output=True, text=True, check=True).stdout
         if ".debug_info" in sections or ".symtab" in sections:
             sys.exit(f"wheel: {end} is not stripped")
@@ -84,6 +84,6 @@ mv "$wheel" "$out/"
 wheel=$out/$(basename "$wheel")
 say "$wheel"
 say "$(du -h "$wheel" | cut -f1), C library $(basename "$wheel" | grep -o 'manylinux_[0-9_]*[0-9]' | sort -V | head -1 | sed 's/manylinux_//; s/_/./') or later, every Python from 3.10 on"
-if grep -q example.org pyproject.toml; then
-    banner "pyproject.toml names example.org as the project's home" "Name the real one there before this wheel is published."
+if ! grep -q '^\[project.urls\]' pyproject.toml; then
+    banner "pyproject.toml has no [project.urls]" "Name the project's home there before this wheel is published."
 fi

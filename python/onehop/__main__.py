@@ -1,26 +1,18 @@
-"""`python -m onehop`: the command `onehop` that was installed with this package."""
+"""The command onehop, as the package carries it: `python -m onehop perf`."""
 
-import importlib.metadata
 import os
-import shutil
 import sys
+from pathlib import Path
+from typing import NoReturn
 
 
-def command() -> str | None:
-    """Where the command is: as the package was installed, else in PATH."""
-    try:
-        files = importlib.metadata.files("onehop") or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    installed = [str(file.locate()) for file in files if file.name == "onehop" and file.parent.name == "bin"]
-    return next(filter(os.path.exists, installed), shutil.which("onehop"))
-
-
-def main() -> None:
-    path = command()
-    if not path:
-        sys.exit("python -m onehop: the command onehop was not installed with this package, and is not in PATH")
-    os.execv(path, ["onehop", *sys.argv[1:]])
+def main() -> NoReturn:
+    """Becomes the command. Exit code 3 where the package was built without it."""
+    command = Path(__file__).with_name("bin") / "onehop"
+    if not command.exists():
+        print(f"onehop: this package has no command: {command} is missing", file=sys.stderr)
+        sys.exit(3)
+    os.execv(command, ["onehop", *sys.argv[1:]])
 
 
 if __name__ == "__main__":
