@@ -1,5 +1,6 @@
-/* What the tests of registration share: a rank's memory of every kind, a batch of calls over it whose
- * right results are known, and a look at the registrations that a capture of the batch took. */
+/* What the tests of registration share: a rank's memory of every kind, a batch of calls over it
+ * whose right results are known, and a look at the registrations that a capture of the batch
+ * took. */
 #ifndef OH_REGISTRATION_KIT_H
 #define OH_REGISTRATION_KIT_H
 

@@ -1,7 +1,7 @@
-/* Property: a registration lives as long as a graph of its capture, and no longer. Registrations are
- * used again when the graphs are gone, in any order and on one rank earlier than on others; a graph
- * that outlives a registration fails on all ranks; after any number of captures no descriptor and
- * no mapping is left. */
+/* Property: a registration lives as long as a graph of its capture, and no longer. Registrations
+ * are used again when the graphs are gone, in any order and on one rank earlier than on others; a
+ * graph that outlives a registration fails on all ranks; after any number of captures no descriptor
+ * and no mapping is left. */
 /* labels: quick */
 #include "registration_kit.h"
 

@@ -1,4 +1,5 @@
-/* Property: the tuner takes a median for good once the last three are alike, wherever they begin. */
+/* Property: the tuner takes a median for good once the last three are alike, wherever they
+ * begin. */
 /* labels: quick */
 #include "cli/tune.h"
 

@@ -1,5 +1,6 @@
 /* Property: the file that ONEHOP_TUNING names decides what really runs, eager and captured, and all
- * ranks must have the same rules: if one rank's differ, or cannot be read, creation fails on all. */
+ * ranks must have the same rules: if one rank's differ, or cannot be read, creation fails on
+ * all. */
 /* labels: quick */
 #include "tuning_kit.h"
 

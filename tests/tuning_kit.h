@@ -1,5 +1,5 @@
-/* What the tests of tuning tables share: tables from text, choices by them, and files of tables, one
- * for each rank. */
+/* What the tests of tuning tables share: tables from text, choices by them, and files of tables,
+ * one for each rank. */
 #ifndef OH_TUNING_KIT_H
 #define OH_TUNING_KIT_H
 
