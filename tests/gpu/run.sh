@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # tests/gpu/run.sh [PROGRAM...]: everything that runs on GPUs, one after the other: the programs of this
 # folder, `onehop check --quick`, short runs of `onehop perf`; where python3 has PyTorch its memory, the Python package,
-# the matrix through the stand-in for SGLang's class and a decoder; where there is compute-sanitizer a small matrix under
-# it. `make test-gpu`.
+# the matrix through the stand-in for SGLang's class, the programs of docs/getting-started.md and a decoder; where there
+# is compute-sanitizer a small matrix under it. `make test-gpu`.
 # With one GPU all ranks share it. What has a process per rank then runs under the driver's MPS daemon, which this script
 # starts (nvidia-cuda-mps-control, in a folder of its own) and ends; nothing else sees the daemon. Two parts do without:
 # test_gpu_lost, which kills processes, and the sanitizers. Where the daemon cannot be started, the GPU serves processes
@@ -223,6 +223,7 @@ END
     if [ -f "$wheel" ]; then export ONEHOP_NCCL_LIB=$wheel; fi
 fi
 
+doc_examples=(env ONEHOP_BUILD_DIR="$build" python3 tests/test_doc_examples.py --gpu)
 for name in "$@"; do program "$name"; done
 if has programs; then
     for path in "$programs"/test_*; do
@@ -231,6 +232,7 @@ if has programs; then
     if [ -n "$mps" ]; then
         run "test_gpu_captured_faults processes" 150 "${under_mps[@]}" "$programs/test_gpu_captured_faults" processes 4
     fi
+    run doc_examples_c 150 "${doc_examples[@]}" c "$gpus"
 fi
 if has python; then
     package=(env PYTHONPATH="$build/python" python3)
@@ -238,6 +240,7 @@ if has python; then
     run python_gpu 150 "${under_mps[@]}" python3 tests/gpu/python_gpu.py "$build" "${share[@]}"
     run torch_symmetric 120 "${under_mps[@]}" python3 tests/gpu/torch_symmetric.py "$build" "${share[@]}"
     run python_reference 240 "${under_mps[@]}" "${package[@]}" tests/gpu/python_reference.py "${share[@]}"
+    run doc_examples_python 400 "${doc_examples[@]}" python "$gpus"
     decode=(--device cuda --rounds 2 --fused --check)
     if [ "$gpus" = 1 ]; then
         decode+=(--share-gpu --tiny --prompt 200 --tokens 16 --batch "1,8" --limit 90)
