@@ -1,10 +1,10 @@
-# The sources of the GPU kernels become text in both libraries, for the compiler at run time: every header of
-# src/kernels that is not the host's, kernels.c and what they include of other layers. Sets sources_image
-# to the object.
-set(kernel_sources device/regions.h kernels/kernels.c)
-file(GLOB kernel_headers CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR}/src
-     ${CMAKE_CURRENT_SOURCE_DIR}/src/kernels/*.h ${CMAKE_CURRENT_SOURCE_DIR}/src/kernels/*.def)
-list(FILTER kernel_headers EXCLUDE REGEX "^kernels/(host_path|prim_host|kernels|program)\\.h$")
+# The sources of the GPU kernels become text in both libraries, for the compiler at run time: kernels.c, and every header
+# of src/kernels and src/protocol that is not for the host alone. Sets sources_image to the object.
+set(kernel_sources kernels/kernels.c)
+file(GLOB_RECURSE kernel_headers CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR}/src
+     ${CMAKE_CURRENT_SOURCE_DIR}/src/kernels/*.h ${CMAKE_CURRENT_SOURCE_DIR}/src/kernels/*.def
+     ${CMAKE_CURRENT_SOURCE_DIR}/src/protocol/*.h)
+list(FILTER kernel_headers EXCLUDE REGEX "^kernels/(host/|prim/prim_host\\.h|kernels\\.h)|^protocol/(algorithms|layout)\\.h$")
 list(APPEND kernel_sources ${kernel_headers})
 
 set(lines "")

@@ -340,7 +340,7 @@ typedef struct onehop_group_config {
  * and all name the same rank. There are two exceptions, in which ranks wait for their deadline: a
  * rank that calls more than half a second later, and all others if the dead rank had not yet spoken
  * to any of them. A rank that fails stays up to a second to tell the others. The call needs at most
- * 2 * world_size descriptors, and keeps 2 * (world_size - 1). Since 0.1. */
+ * 2 * world_size + 1 descriptors, and keeps 2 * (world_size - 1). Since 0.1. */
 ONEHOP_API onehop_result onehop_group_open(const onehop_group_config *config,
                                            onehop_group **group_out);
 

@@ -1,10 +1,9 @@
-/* What the tests of registration share: a rank's memory of every kind, a batch of calls over it
- * whose right results are known, and a look at the registrations that a capture of the batch
- * took. */
-#ifndef OH_REGISTRATION_KIT_H
-#define OH_REGISTRATION_KIT_H
+/* What the tests of captured memory share: memory of several kinds, a batch of calls over it, and a
+ * look into the registrations that the batch has. */
+#ifndef OH_TEST_REGISTRATION_KIT_H
+#define OH_TEST_REGISTRATION_KIT_H
 
-#include "comm/registration.h"
+#include "capture/registration.h"
 #include "support/rank_contexts.h"
 
 #include "harness.h"
@@ -147,7 +146,7 @@ static inline onehop_host_graph *record(onehop_context *context, const memory *m
 
 /* ---- looking into the registrations ---------------------------------------------------------- */
 
-static inline const oh_registration *row_at(const onehop_context *context, uint32_t registration) {
+static const oh_registration *row_at(const onehop_context *context, uint32_t registration) {
     const oh_args *args = &context->comm->args;
     return (const oh_registration *)(uintptr_t)(args->local + args->regions.registrations) +
            registration;

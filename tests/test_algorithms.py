@@ -1,5 +1,5 @@
 # labels: quick
-"""Property: src/base/algorithms.def is the one list of algorithms: the header's enum, Python's and the names that tables,
+"""Property: src/protocol/algorithms.def is the one list of algorithms: the header's enum, Python's and the names that tables,
 instances and documents use are those of the list, and nothing else is."""
 
 import ast
@@ -22,7 +22,7 @@ def without_comments(text):
 
 def listed():
     """{name: (constant, number, collective, family, device, blocks)}"""
-    rows = re.findall(r"^OH_ALGORITHM\(([^)]*)\)$", without_comments(read("src", "base", "algorithms.def")), re.MULTILINE)
+    rows = re.findall(r"^OH_ALGORITHM\(([^)]*)\)$", without_comments(read("src", "protocol", "algorithms.def")), re.MULTILINE)
     words = [[word.strip() for word in row.split(",")] for row in rows]
     return {name: (constant, int(number), *rest) for name, constant, number, *rest in words}
 

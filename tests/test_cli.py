@@ -581,7 +581,7 @@ class Which(unittest.TestCase):
         self.assertEqual(told[-1][1], "2 any 64K 1shot_push - 33 128")
         self.assertEqual(last, f"runs 1shot_push, grid 33 x 128, 1 chunk, by {told[-1][0]}")
         table, line = told[-1][0].split(":")
-        with open(os.path.join(os.path.dirname(__file__), "..", "src", "comm", "tables", table)) as file:
+        with open(os.path.join(os.path.dirname(__file__), "..", "src", "plan", "tables", table)) as file:
             self.assertEqual(file.read().splitlines()[int(line) - 1].split(), told[-1][1].split())
 
     def test_reasons(self):

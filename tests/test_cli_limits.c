@@ -3,8 +3,8 @@
 /* labels: serial asan-off tsan-off */
 #include "harness.h"
 
-#include "cli/board.c"
-#include "cli/perf_floor.c"
+#include "cli/shared/board.c"
+#include "cli/perf/perf_floor.c"
 
 #include <sys/resource.h>
 

@@ -5,7 +5,7 @@
 #include "fault_kit.h"
 
 #include "base/descriptor.h"
-#include "device/cuda/jit_cache.h"
+#include "jit/jit_cache.h"
 #include "device/device.h"
 #include "rendezvous/rendezvous.h"
 

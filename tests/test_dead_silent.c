@@ -3,7 +3,7 @@
 /* labels: quick */
 #include "harness.h"
 
-#include "comm/context.h"
+#include "context/context.h"
 
 enum {
     COUNT = 1000

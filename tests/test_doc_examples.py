@@ -1,10 +1,10 @@
 # labels: asan-off tsan-off timeout=300
-"""Property: every program that docs/getting-started.md shows is right.
+"""Property: every Python program that docs/getting-started.md shows is right.
 
-    test_doc_examples.py                 compiles the Python programs, and runs those that need no GPU by torchrun, if
-                                         there is PyTorch and the package was built. (CMake makes tests of the C ones.)
-    test_doc_examples.py --gpu c N       runs the C programs that need GPUs, on a machine that has N: two ranks, or one
-    test_doc_examples.py --gpu python N  likewise all Python programs; those of one GPU that need a peer are left out
+    test_doc_examples.py          compiles the Python programs, and runs those that need no GPU by torchrun, if there is
+                                  PyTorch and the package was built. (CMake makes tests of the C programs.)
+    test_doc_examples.py --gpu N  runs all Python programs on a machine with N GPUs, with two ranks, or with one; with one,
+                                  those that need a peer are left out. (tests/gpu/doc_program.sh has the C program.)
 
 Exit status 77 where nothing could be run; the last line says why.
 """
@@ -50,35 +50,12 @@ def torchrun(python, example, ranks, folder):
     return done.returncode
 
 
-def start(program, ranks):
-    """Whether a C program fails that a launcher has started once for each rank."""
-    job = {**os.environ, "ONEHOP_NAME": f"{os.path.basename(program)}.{os.getpid()}", "WORLD_SIZE": str(ranks)}
-    started = [subprocess.Popen([program], env={**job, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-               for rank in range(ranks)]
-    try:
-        failed = [process.wait(LIMIT_S) for process in started]
-    finally:
-        for process in started:
-            process.kill()  # one that has ended does not mind
-    print(f"{os.path.basename(program)}: {ranks} ranks, exit status {failed}", flush=True)
-    return any(failed)
-
-
 def skip(reason):
     print(f"SKIPPED: {reason}")
     return SKIPPED
 
 
-def on_gpus_c(programs, gpus):
-    built = [os.path.join(BUILD, "tests", "gpu", "doc_getting_started_" + program.name[:-len(".c")])
-             for program in programs if program.name.endswith(".c") and "gpu" in program.words]
-    missing = [os.path.basename(path) for path in built if not os.path.exists(path)]
-    if missing:
-        return skip(f"no CUDA runtime library was there to build {', '.join(missing)}")
-    return any([start(path, min(2, gpus)) for path in built])
-
-
-def on_gpus_python(programs, gpus):
+def on_gpus(programs, gpus):
     if not has_torch(sys.executable) or not glob.glob(os.path.join(PACKAGE, "onehop", "_onehop*.so")):
         return skip(f"{sys.executable} has no PyTorch, or the package was not built")
     import torch
@@ -113,12 +90,10 @@ def main():
     programs = examples(PAGE)
     if len(sys.argv) == 1:
         return on_host(programs)
-    if len(sys.argv) != 4 or sys.argv[1] != "--gpu" or sys.argv[2] not in ("c", "python"):
+    if len(sys.argv) != 3 or sys.argv[1] != "--gpu":
         sys.exit(__doc__)
-    gpus = int(sys.argv[3])
-    if not gpus:
-        return skip("there is no GPU")
-    return {"c": on_gpus_c, "python": on_gpus_python}[sys.argv[2]](programs, gpus)
+    gpus = int(sys.argv[2])
+    return on_gpus(programs, gpus) if gpus else skip("there is no GPU")
 
 
 if __name__ == "__main__":

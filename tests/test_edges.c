@@ -8,7 +8,7 @@
 #include "rank_contexts.h"
 #include "reference.h"
 
-#include "comm/context.h"
+#include "context/context.h"
 
 #define MAX_BYTES ((size_t)3 << 20)
 

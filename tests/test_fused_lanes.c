@@ -8,9 +8,10 @@
 /* labels: quick timeout=120 */
 #include "lanes.h"
 
-#include "kernels/norm_1shot.h"
-#include "kernels/norm_2shot.h"
-#include "kernels/qknorm.h"
+#include "kernels/kernels.h"
+#include "kernels/fused/norm_1shot.h"
+#include "kernels/fused/norm_2shot.h"
+#include "kernels/fused/qknorm.h"
 #include "norm_reference.h"
 
 #define BODY(operation, arguments, world)                                                          \
@@ -140,7 +141,7 @@ static void forget(call *c, int world) {
     free(c->y);
 }
 
-/* Whole rows; as src/ops does. */
+/* Whole rows; as src/call does. */
 static uint32_t pieces(const call *c, size_t row_room, uint32_t *chunk_rows) {
     const size_t slot = run.group.regions.slot_bytes, world = (size_t)run.group.world;
     const size_t shard = (c->rows + world - 1) / world;

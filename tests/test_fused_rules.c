@@ -4,9 +4,9 @@
 /* labels: quick */
 #include "harness.h"
 
-#include "comm/dispatch.h"
+#include "plan/dispatch.h"
 #include "kernels/kernels.h"
-#include "storage/layout.h"
+#include "protocol/layout.h"
 
 #include <string.h>
 

@@ -9,7 +9,7 @@
 #include "fault_kit.h"
 #include "reference.h"
 
-#include "comm/comm.h"
+#include "communicator/comm.h"
 #include "kernels/guard.h"
 
 #define MAX_RANKS 16

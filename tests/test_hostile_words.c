@@ -4,7 +4,7 @@
 /* labels: quick */
 #include "harness.h"
 
-#include "comm/context.h"
+#include "context/context.h"
 
 #define COUNT 1000
 

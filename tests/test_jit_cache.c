@@ -5,7 +5,7 @@
 /* labels: quick */
 #include "harness.h"
 
-#include "device/cuda/jit_cache.h"
+#include "jit/jit_cache.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>

@@ -6,8 +6,8 @@
 #include "harness.h"
 #include "rank_contexts.h"
 
-#include "device/cuda/jit.h"
-#include "kernels/program.h"
+#include "jit/jit.h"
+#include "jit/program.h"
 
 static const uint32_t archs[] = {80, 90, 100, 120};
 static char root[] = "/tmp/onehop-test-jit-XXXXXX";

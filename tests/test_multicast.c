@@ -6,7 +6,7 @@
 #include "reference.h"
 #include "rank_contexts.h"
 
-#include "comm/context.h"
+#include "context/context.h"
 #include "device/cuda/cuda_device.h"
 
 #define MAX 20011 /* elements: many chunks of a pull buffer of 8 KiB */

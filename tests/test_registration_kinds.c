@@ -1,12 +1,10 @@
 /* Property: whatever kind of memory a captured call uses, its replays give right sums. Memory that
- * peers can map is read directly; other memory is staged, on all ranks alike, and the log says so.
- * The addresses in a registration reach the peers' bytes, also where other memory is mapped at an
- * old address, and where the caller gives them. Ranks are processes, threads, processes of two
- * threads, and all in one thread. */
+ * peers can map is read directly; other memory is staged, on all ranks alike. The addresses in a
+ * registration reach the peers' bytes, also where other memory is mapped at an old address, and
+ * where the caller gives them. Ranks are processes, threads, all in one thread, and processes of
+ * two threads. */
 /* labels: quick */
 #include "registration_kit.h"
-
-/* ---- all kinds of memory --------------------------------------------------------------------- */
 
 static void kinds(onehop_context *context, int rank, int world, void *argument) {
     const ranks_layout layout = *(const ranks_layout *)argument;
@@ -147,51 +145,6 @@ static void in_one_thread(void) {
     }
 }
 
-/* ---- what the log says ----------------------------------------------------------------------- */
-
-/* A line for each rank's capture in which calls are staged, none for others. */
-static void count_line(void *user, onehop_log_level level, const char *line) {
-    *(int *)user += level == ONEHOP_LOG_INFO && strstr(line, "go over the workspace") != NULL;
-}
-
-static void one_line(void) {
-    enum {
-        W = 3
-    };
-    onehop_context *contexts[W];
-    onehop_stream streams[W];
-    onehop_host_graph *graphs[W];
-    onehop_config config = ONEHOP_CONFIG_INIT(onehop_config);
-    int lines = 0;
-    config.device.kind = ONEHOP_DEVICE_HOST;
-    CHECK(setenv("ONEHOP_LOG", "info", 1) == 0);
-    onehop_set_log(count_line, &lines);
-    CHECK_OK(onehop_create_all(&config, W, NULL, contexts));
-    memory *m = memory_make();
-    for (int r = 0; r < W; r++) CHECK_OK(onehop_host_stream_create(&streams[r]));
-    for (int staged = 0; staged < 2; staged++) {
-        CHECK_OK(onehop_capture_begin_all(contexts, W));
-        for (int r = 0; r < W; r++) {
-            CHECK_OK(onehop_host_stream_capture_begin(streams[r]));
-            for (size_t i = 0; i < 4; i++)
-                CHECK_OK(ranks_all_reduce(contexts[r], slot_of(m, SHARED, 2),
-                                          slot_of(m, staged && i ? CROOKED : SHARED, (size_t)r + 4),
-                                          COUNT, ONEHOP_FLOAT32, ONEHOP_2SHOT_PULL, streams[r]));
-            CHECK_OK(onehop_host_stream_capture_end(streams[r], &graphs[r]));
-        }
-        CHECK_OK(onehop_capture_end_all(contexts, W));
-        CHECK_INT(staged ? W : 0, lines);
-        for (int r = 0; r < W; r++) onehop_host_graph_destroy(graphs[r]);
-    }
-    for (int r = 0; r < W; r++) {
-        onehop_destroy(contexts[r]);
-        onehop_host_stream_destroy(streams[r]);
-    }
-    onehop_set_log(NULL, NULL);
-    CHECK(setenv("ONEHOP_LOG", "error", 1) == 0);
-    memory_free(m);
-}
-
 /* ---- addresses that the caller has ----------------------------------------------------------- */
 
 static float *published[MAX_RANKS];
@@ -262,16 +215,14 @@ static void mapped_by_caller(onehop_context *context, int rank, int world, void 
 }
 
 int main(void) {
-    ranks_layout layouts[] = {RANKS_AS_THREADS, RANKS_AS_PROCESSES};
+    ranks_layout layouts[] = {RANKS_AS_THREADS, RANKS_AS_PROCESSES}, pairs = RANKS_IN_PAIRS;
     watchdog(100);
     CHECK(setenv("ONEHOP_LOG", "error", 1) == 0);
     in_one_thread();
-    one_line();
     for (int i = 0; i < 2; i++) {
         ranks_run(layouts[i], 2, NULL, kinds, &layouts[i]);
         ranks_run(layouts[i], 3, NULL, kinds, &layouts[i]);
     }
-    ranks_layout pairs = RANKS_IN_PAIRS;
     ranks_run(pairs, 4, NULL, kinds, &pairs);
     ranks_run(RANKS_AS_PROCESSES, 3, NULL, same_address, NULL);
     ranks_run(RANKS_AS_THREADS, 3, NULL, mapped_by_caller, NULL);

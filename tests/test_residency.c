@@ -1,10 +1,10 @@
 /* Property: grids of several communicators on a GPU leave each other room, or creation fails and
- * says the rule (comm/residency.h). This is the arithmetic and the list, without a GPU;
+ * says the rule (residency.h). This is the arithmetic and the list, without a GPU;
  * tests/gpu/test_gpu_two_comms.c has the calls. */
 /* labels: quick */
 #include "harness.h"
 
-#include "comm/residency.h"
+#include "communicator/residency.h"
 
 #define SMS 132
 

@@ -1,10 +1,12 @@
-/* Property: at each bound of each rule, and one element beside it, calls of every type run the
- * algorithm that onehop_would_use names, give right sums and write nothing else; the table has
- * every algorithm and source, both modes, windows and gaps. */
+/* Property: at every bound of every rule of a table, for each type, mode and place, a call is
+ * counted under the algorithm that onehop_would_use names, and its bytes are right, also those
+ * between outputs. */
 /* labels: quick */
 #include "tuning_kit.h"
-#include "rank_contexts.h"
+
 #include "reference.h"
+
+/* ---- every bound ----------------------------------------------------------------------------- */
 
 /* Every algorithm and source, both modes, windows, gaps that the default table serves, a bound
  * within a unit. */

@@ -1,8 +1,13 @@
-/* Property: whatever the table, every call gets an algorithm and a grid that its group can run:
- * what lies in the buffers fits there, rules that the call or the group cannot use are passed over,
- * and grids are clipped to the kernel and the GPU. */
+/* Property: every call has a choice, by a rule, that its group can do. Rules that the call or the
+ * group cannot use are passed over; grids and sizes of buffers follow from the rules; a choice
+ * names its rule and line. */
 /* labels: quick */
 #include "tuning_kit.h"
+
+#include "cli/tune/tune_measure.h"
+#include "kernels/kernels.h"
+
+#include <math.h>
 
 static void check_plan(const oh_dispatch *d, const oh_question *q) {
     oh_plan plan;
@@ -100,10 +105,6 @@ static void total(void) {
     }
     oh_tuning_free(&tuning);
 }
-
-#define EXPECT(want, bytes, mode, in_place)                                                        \
-    CHECK_TEXT(want, onehop_algorithm_name(                                                        \
-                         choose(&d, bytes, ONEHOP_MODE_##mode, in_place, NULL).choice.algorithm))
 
 static void passed_over(void) {
     oh_dispatch d;
@@ -248,6 +249,100 @@ static void grids(void) {
     oh_tuning_free(&tuning);
 }
 
+/* Buffers of GPUs follow the longest messages that go that way. */
+static void sizes_on_gpus(void) {
+    static const char text[] = CUDA "2 eager 3M 1shot_push - 3 64\n"
+                                    "2 any 100M-any nccl - - -\n"
+                                    "2 graph 1M 1shot_push - 3 64\n"
+                                    "2 any any 2shot_pull workspace 3 64\n";
+    static const struct {
+        size_t max_bytes;
+        bool uncap;
+        size_t usual, push, pull; /* KiB */
+    } cases[] = {
+        {0, false, 8192, 3072, 32768}, /* what is usual, for all-gathers */
+        {0, false, 2048, 2048, 32768},    {0, true, 2048, 3072, 102400},   /* nccl has the rest */
+        {8192, false, 1024, 3072, 16384}, {2048, false, 1024, 2048, 4096}, /* twice as much */
+        {1, false, 8192, 64, 1024},                                        /* the least */
+    };
+    onehop_layout usual = {.pull_bytes = (size_t)32 << 20};
+    oh_dispatch d;
+    size_t push, pull;
+    init_text(&d, text, 90, 2, true);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        usual.push_bytes = cases[i].usual << 10;
+        oh_dispatch_sizes(&d, cases[i].max_bytes << 10, cases[i].uncap, &usual, &push, &pull);
+        CHECK_INT(cases[i].push << 10, push);
+        CHECK_INT(cases[i].pull << 10, pull);
+    }
+    init_text(&d, CUDA "4 any 6M 2shot_push - 3 64\n4 any any 2shot_pull workspace 3 64\n", 90, 4,
+              false);
+    usual.push_bytes = 1 << 25;
+    oh_dispatch_sizes(&d, 0, false, &usual, &push, &pull);
+    if (oh_kernel_find(ONEHOP_DEVICE_CUDA, OH_PLAIN, ONEHOP_2SHOT_PUSH, ONEHOP_FLOAT32, 4) >= 0)
+        CHECK_INT(3 << 20, push); /* two shards */
+    init_text(&d, text, 90, 2, false);
+    oh_dispatch_sizes(&d, 0, true, &usual, &push, &pull);
+    CHECK_INT(OH_DISPATCH_MAX_BYTES, pull);
+    oh_dispatch_sizes(&d, 2000001, false, &usual, &push, &pull);
+    CHECK_INT(2002944, push); /* whole pages */
+}
+
+/* ---- which rule ------------------------------------------------------------------------------ */
+
+static void expect_rule(const oh_plan *plan, uint32_t line, const char *text) {
+    uint32_t found;
+    char rule[OH_TUNING_TEXT];
+    CHECK(plan->rule != NULL);
+    CHECK_TEXT("some.table", oh_tuning_where(plan->rule, &found));
+    CHECK_INT(line, found);
+    CHECK_TEXT(text, oh_tuning_text(plan->rule, rule));
+}
+
+/* Table and line of the rule that chose, of a named algorithm of the one that gave its grid; and
+ * what was named, if another runs in its place. */
+static void says_which_rule(void) {
+    static const char text[] = CUDA "2 any any 1shot_push - 3 64\n# others\n\n"
+                                    "3-8 eager 1K 1shot_push - 9 128\n"
+                                    "3-8 any 3000-64M 2shot_push - max max\n"
+                                    "3-8 any any 2shot_pull workspace 65 512\n";
+    onehop_call call = ONEHOP_CONFIG_INIT(onehop_call);
+    oh_dispatch d;
+    oh_plan plan;
+    init_text(&d, text, 90, 4, false);
+    plan = choose(&d, 1024, ONEHOP_MODE_EAGER, false, NULL);
+    expect_rule(&plan, 6, "3-8 eager 1K 1shot_push - 9 128");
+    CHECK_INT(ONEHOP_ALGORITHM_AUTO, plan.choice.instead_of);
+    plan = choose(&d, 1024, ONEHOP_MODE_GRAPH, false, NULL);
+    expect_rule(&plan, 8, "3-8 any any 2shot_pull workspace 65 512");
+    plan = choose(&d, 4096, ONEHOP_MODE_GRAPH, false, NULL);
+    expect_rule(&plan, 7, "3-8 any 3000-64M 2shot_push - max max");
+    call.algorithm = ONEHOP_2SHOT_PUSH;
+    plan = choose(&d, 64, ONEHOP_MODE_EAGER, false, &call);
+    CHECK_INT(ONEHOP_2SHOT_PUSH, plan.choice.algorithm);
+    CHECK_INT(ONEHOP_ALGORITHM_AUTO, plan.choice.instead_of);
+    expect_rule(&plan, 6,
+                "3-8 eager 1K 1shot_push - 9 128"); /* has none that fits: the grid of this */
+    plan = choose(&d, 48, ONEHOP_MODE_EAGER, false, &call);
+    CHECK_INT(ONEHOP_1SHOT_PUSH, plan.choice.algorithm);
+    CHECK_INT(ONEHOP_2SHOT_PUSH, plan.choice.instead_of);
+    expect_rule(&plan, 6, "3-8 eager 1K 1shot_push - 9 128");
+}
+
+/* Of the tuner: medians are good once the last three are alike, wherever they begin. */
+static void medians_that_settle(void) {
+    const double inf = INFINITY, seen[] = {4.3, 4.9, 4.676, 4.678, 4.7}, never[] = {inf, inf, inf},
+                 mixed[] = {inf, 4.7, 4.7};
+    double us[TUNE_REPEATS];
+    CHECK(!tune_settled(seen, 2, 0.05, us));
+    CHECK(!tune_settled(seen, 3, 0.05, us) && !tune_settled(seen, 4, 0.0, us));
+    CHECK(us[0] == 4.676 && us[1] == 4.678 && us[2] == 4.9);
+    CHECK(tune_settled(seen, 5, 0.05, us));
+    CHECK(us[TUNE_REPEATS / 2] == 4.678);
+    CHECK(tune_settled(never, 3, 0.05, us) && isinf(us[TUNE_REPEATS / 2]));
+    CHECK(!tune_settled(mixed, 3, 0.05, us));
+}
+
 int main(void) {
     watchdog(110);
     unsetenv("ONEHOP_TUNING");
@@ -255,5 +350,8 @@ int main(void) {
     passed_over();
     windows_of_multicast();
     grids();
+    says_which_rule();
+    sizes_on_gpus();
+    medians_that_settle();
     return 0;
 }

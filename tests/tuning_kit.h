@@ -1,13 +1,12 @@
-/* What the tests of tuning tables share: tables from text, choices by them, and files of tables,
- * one for each rank. */
-#ifndef OH_TUNING_KIT_H
-#define OH_TUNING_KIT_H
+/* What the tests of tuning tables share: tables as texts and as files, and choices by them. */
+#ifndef OH_TEST_TUNING_KIT_H
+#define OH_TEST_TUNING_KIT_H
 
 #include "fault_kit.h"
+#include "rank_contexts.h"
 
-#include "comm/context.h"
-#include "kernels/kernels.h"
-#include "storage/layout.h"
+#include "context/context.h"
+#include "protocol/layout.h"
 
 #define HEAD "onehop-tuning 1\n"
 #define CUDA HEAD "device cuda\n"
@@ -34,14 +33,6 @@ static inline void init(oh_dispatch *d, onehop_device_kind kind, uint32_t capabi
     CHECK_OK(oh_layout_plan(&config, &layout, &d->regions));
 }
 
-static inline void init_text(oh_dispatch *d, const char *text, uint32_t capability, int world,
-                             bool nccl) {
-    oh_tuning tuning;
-    CHECK_OK(parse(text, strlen(text), &tuning));
-    init(d, ONEHOP_DEVICE_CUDA, capability, world, nccl, &tuning);
-    oh_tuning_free(&tuning);
-}
-
 static inline oh_plan choose(const oh_dispatch *d, size_t bytes, onehop_mode mode, bool in_place,
                              const onehop_call *call) {
     const oh_question q = {bytes, ONEHOP_BFLOAT16, mode, in_place, call, ONEHOP_ALL_REDUCE, NULL};
@@ -50,7 +41,17 @@ static inline oh_plan choose(const oh_dispatch *d, size_t bytes, onehop_mode mod
     return plan;
 }
 
-/* ---- files ----------------------------------------------------------------------------------- */
+#define EXPECT(want, bytes, mode, in_place)                                                        \
+    CHECK_TEXT(want, onehop_algorithm_name(                                                        \
+                         choose(&d, bytes, ONEHOP_MODE_##mode, in_place, NULL).choice.algorithm))
+
+static inline void init_text(oh_dispatch *d, const char *text, uint32_t capability, int world,
+                             bool nccl) {
+    oh_tuning tuning;
+    CHECK_OK(parse(text, strlen(text), &tuning));
+    init(d, ONEHOP_DEVICE_CUDA, capability, world, nccl, &tuning);
+    oh_tuning_free(&tuning);
+}
 
 #define W 3
 
@@ -58,12 +59,6 @@ typedef struct tables {
     char folder[64];
     char path[W][96]; /* one for each rank */
 } tables;
-
-/* For three ranks: an algorithm for each stretch of sizes to 8 KiB. */
-static const char host_table[] = HOST "3 any 1K 1shot_push - 5 1\n"
-                                      "3 eager 1K-2K 2shot_pull workspace 4 1\n"
-                                      "3 graph 4K 1shot_pull graph 4 1\n"
-                                      "3 any 8K host_2shot - 1 1\n";
 
 static inline void write_table(const char *path, const char *text) {
     FILE *file = fopen(path, "w");
@@ -84,6 +79,15 @@ static inline void make_tables(tables *t, const char *text, const char *other) {
 static inline void remove_tables(tables *t) {
     for (int r = 0; r < W; r++) unlink(t->path[r]);
     rmdir(t->folder);
+}
+
+static inline onehop_result load_from(const char *path) {
+    oh_tuning tuning;
+    setenv("ONEHOP_TUNING", path, 1);
+    onehop_result result = oh_tuning_load(&tuning);
+    oh_tuning_free(&tuning);
+    unsetenv("ONEHOP_TUNING");
+    return result;
 }
 
 #endif

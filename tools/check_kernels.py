@@ -412,7 +412,7 @@ def check_tree(report, root, results, cc, nvrtc, sass=SASS, nvrtc_targets=NVRTC_
         if int(target) < 90:
             problems += [f"over multicast: {name}" for name in sorted(wanted[target]) if "_multicast_" in name]
         report.check(f"instance list, sm_{target}", problems, f"{len(wanted[target])} kernels")
-    prim = f"{root}/src/kernels/prim_cuda.h"
+    prim = f"{root}/src/kernels/prim/prim_cuda.h"
     if os.path.exists(prim):
         with open(prim, encoding="utf-8") as file:
             problems, count = primitive_problems(file.read())
@@ -522,7 +522,7 @@ static __device__ __forceinline__ void wait(void) {
 """
 SAMPLE = """
 typedef struct args { unsigned long long in, out; } args;
-#include "kernels/prim_cuda.h"
+#include "kernels/prim/prim_cuda.h"
 static __device__ __forceinline__ void body(const args *a) {
     wait();
     unsigned v = oh_ld_relaxed_sys_u32(a->in + 4 * threadIdx.x); /*HERE*/
@@ -565,8 +565,8 @@ class Listing(Report):
 
 def planted_tree(old, new):
     root = tempfile.mkdtemp(prefix="onehop-sample-")
-    os.makedirs(f"{root}/src/kernels")
-    files = {"kernels.c": SAMPLE, "prim_cuda.h": SAMPLE_PRIM, "instances.def": SAMPLE_LIST}
+    os.makedirs(f"{root}/src/kernels/prim")
+    files = {"kernels.c": SAMPLE, "prim/prim_cuda.h": SAMPLE_PRIM, "instances.def": SAMPLE_LIST}
     for name, text in files.items():
         with open(f"{root}/src/kernels/{name}", "w", encoding="utf-8") as file:
             file.write(text.replace(old, new) if old else text)

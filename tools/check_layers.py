@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""Checks the layer law of docs/design.md.
+"""Checks the layer law of docs/architecture.md: the rooms of src/ lie on floors.
 
-    base < device < {rendezvous, storage, kernels} < comm < ops, with cli, examples and tests on top
+    base < device < {protocol, rendezvous} < kernels < {jit, plan} < communicator < context < capture < call,
+    with cli, python, examples and tests on top
 
-A file includes only its own layer and those below; rendezvous, storage and kernels never include each
-other; device/cuda, device/host and NCCL's functions are device's own, but for the command; the command and the examples know only onehop.h and their own files; CUDA headers appear only
-under src/device/cuda and in src/kernels/prim_cuda.h; what becomes a GPU kernel includes no system header;
-file names are unique; only src/base/env.c reads the environment; the library makes no descriptor but through src/base/descriptor.h; only cuda_multicast.c calls the driver's multicast
-functions, and nothing that runs on GPUs names the switch that allows them.
+A file includes its own room and those below, and calls functions of no room above; rooms of one floor never include
+each other. Files do not include each other in circles, where a source and its header of the same name are one; but for
+base, device and rendezvous calls make no circle either. device/cuda, device/host and NCCL's functions are device's own,
+but for the command; command, Python module and examples know only onehop.h, what the table below names, and their own
+files. CUDA headers appear only under src/device/cuda and in src/kernels/prim/prim_cuda.h; what becomes a GPU kernel
+includes no system header; file names are unique; only src/base/env.c reads the environment; the library makes no
+descriptor but through src/base/descriptor.h; only cuda_multicast.c calls the driver's multicast functions, and nothing
+that runs on GPUs names the switch that allows them.
 
     check_layers.py [ROOT]         checks the tree (default: the one this script lies in)
     check_layers.py --self-test    plants violations in a scratch tree and wants each of them caught
@@ -18,20 +22,24 @@ import re
 import sys
 import tempfile
 
-LEVEL = {"base": 0, "device": 1, "rendezvous": 2, "storage": 2, "kernels": 2, "comm": 3, "ops": 4}
-# They know onehop.h, files of their own folder, and the layers named here.
-USERS = {"cli": ("base", "device"), "examples": ()}
+FLOORS = (("base",), ("device",), ("protocol", "rendezvous"), ("kernels",), ("jit", "plan"), ("communicator",),
+          ("context",), ("capture",), ("call",))
+LEVEL = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+# They know onehop.h, their own files, and the rooms named here.
+USERS = {"cli": ("base", "device", "protocol"), "python": (), "examples": ()}
+# Where calls may make circles, but includes may not: a table of functions and what they share, errors that are logged.
+CALL_CIRCLES = ("base", "device", "rendezvous")
 # What of a higher layer the command may include besides: `onehop which` reads the tables without a context.
-LENT = {"src/comm/explain.h": "cli"}
+LENT = {"src/plan/explain.h": ("cli",)}
 TOP = "tests"  # may include anything
 # What device keeps from the layers above it, and those that may include it all the same.
 PRIVATE = {"src/device/cuda/": (), "src/device/host/": ("kernels",), "src/device/nccl/nccl_api.h": ()}
-TREES = ("include", "src", "examples", "tests")
+TREES = ("include", "src", "python", "examples", "tests")
 CODE = (".c", ".h", ".def", ".cu", ".S")
 SAME_NAME_OK = {"CMakeLists.txt", "README.md", "run.sh", "__init__.py", "conftest.py"}
 CUDA = re.compile(r"(cuda|cu[A-Z]|nvrtc|nvml|nvtx|nccl|nv/|crt/|cooperative_groups|mma\.h|sm_\d|vector_types|"
                   r"driver_types|device_launch|math_constants|builtin_types)")
-CUDA_ALLOWED = ("src/device/cuda/", "src/kernels/prim_cuda.h", "tests/cuda/", "tests/gpu/")
+CUDA_ALLOWED = ("src/device/cuda/", "src/kernels/prim/prim_cuda.h", "tests/cuda/", "tests/gpu/")
 COMMENT_OR_STRING = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"\n]+)"|<([^>\n]+)>|(\w+))', re.MULTILINE)
 
@@ -96,10 +104,10 @@ def may_include(path, target):
     here, there = layer(path), layer(target)
     if there == "include" or here == TOP:
         return ""
-    if LENT.get(target) == here:
+    if here in LENT.get(target, ()):
         return ""
     if here in USERS:
-        own = os.path.dirname(path) == os.path.dirname(target) or there in USERS[here]
+        own = here == there or there in USERS[here]
         return "" if own else f"{here} may include only {', '.join(('onehop.h', *USERS[here]))} and its own files"
     if here == there:
         return ""
@@ -131,6 +139,81 @@ def check_includes(tree):
                 tree.complain(path, match, f"includes {name}, which is not in the tree")
 
 
+def without_strings(text):
+    return re.sub(r'"(?:\\.|[^"\\\n])*"', '""', text)
+
+
+# A function that other files may call, and what a table of functions or of data begins with.
+DEFINED = re.compile(r"^(?!static|typedef|extern|#)[A-Za-z_][\w *]*?\b(\w+)"
+                     r"(?:\s*\([^;{}]*\)\s*\{|(?:\[[^\]]*\])*\s*=)", re.MULTILINE)
+
+
+def calls(tree):
+    """path -> {path of the source that defines it: name} of the names that a source takes from others."""
+    sources = {path: without_strings(text) for path, text in tree.text.items()
+               if path.endswith(".c") and path.startswith(("src", "python"))}
+    owner = {}
+    for path, text in sorted(sources.items()):
+        for match in DEFINED.finditer(text):
+            if "_" in match.group(1):
+                owner.setdefault(match.group(1), path)
+    taken = {}
+    for path, text in sources.items():
+        names = set(re.findall(r"(?<![.>\w])\w+", text))
+        taken[path] = {owner[name]: name for name in sorted(names) if owner.get(name, path) != path}
+    return taken
+
+
+def check_calls(tree):
+    """Through a header of its own room a file may call what a room above defines: that is a call upwards too."""
+    for path, others in sorted(calls(tree).items()):
+        for target, name in sorted(others.items()):
+            here, there = layer(path), layer(target)
+            if here in LEVEL and there in LEVEL and here != there and LEVEL[there] >= LEVEL[here]:
+                match = re.search(rf"\b{name}\b", tree.text[path])
+                tree.complain(path, match, f"calls {name} of {there}, which is not below {here}")
+
+
+def circles(arrows):
+    """Groups of names that reach each other: each as a path from its first name back to it."""
+    found, done = [], set()
+    for start in sorted(arrows):
+        way, todo = {start: None}, [start]
+        while todo and start not in done:
+            at = todo.pop(0)
+            for following in sorted(arrows.get(at, ())):
+                if following == start:
+                    circle = [at]
+                    while way[circle[-1]]:
+                        circle.append(way[circle[-1]])
+                    found.append([*reversed(circle), start])
+                    done.update(circle)
+                    todo = []
+                    break
+                if following not in way:
+                    way[following] = at
+                    todo.append(following)
+    return found
+
+
+def check_circles(tree):
+    """A source and its header of the same name are one file here."""
+    arrows = {}
+    taken = calls(tree)
+    for path in tree.text:
+        if not path.startswith(("src", "python")):
+            continue
+        ends = {target for _, _, _, target in tree.includes(path) if target}
+        if layer(path) not in CALL_CIRCLES:
+            ends |= set(taken.get(path, ()))
+        here = os.path.splitext(path)[0]
+        arrows.setdefault(here, set()).update(os.path.splitext(end)[0] for end in ends)
+        arrows[here].discard(here)
+    for circle in circles(arrows):
+        path = next(path for path in sorted(tree.text) if os.path.splitext(path)[0] == circle[0])
+        tree.complain(path, None, f"a circle: {' -> '.join(circle)}")
+
+
 def check_kernel_sources(tree):
     """NVRTC has no system headers: nothing that kernels.c reaches includes one, but in the halves of prim.h."""
     start = "src/kernels/kernels.c"
@@ -151,6 +234,8 @@ def check_names(tree):
     seen = {}
     for path in sorted(tree.text):
         name = os.path.basename(path)
+        if layer(path) == "python":
+            continue
         if name in seen and name not in SAME_NAME_OK:
             tree.complain(path, None, f"same name as {seen[name]}")
         seen[name] = path
@@ -218,8 +303,8 @@ def check_lines(tree):
 
 def check(root):
     tree = Tree(root)
-    for rule in (check_includes, check_kernel_sources, check_names, check_environment, check_descriptors,
-                 check_multicast, check_lines):
+    for rule in (check_includes, check_calls, check_circles, check_kernel_sources, check_names, check_environment,
+                 check_descriptors, check_multicast, check_lines):
         rule(tree)
     return tree
 
@@ -229,26 +314,26 @@ PLANTED = (
     ("a long line", "src/base/w.c", "/* " + 98 * "x" + " */\n", "columns, at most"),
     ("a lone end of a comment", "src/base/v.c", "/* text\n */\n", "stands alone"),
     ("base reaches up", "src/base/a.c", '#include "device/device.h"\n', "base is below device"),
-    ("device reaches comm", "src/device/host/b.c", '#include "comm/comm.h"\n', "device is below comm"),
-    ("by a relative path", "src/base/c.c", '#include "../ops/ops.h"\n', "base is below ops"),
-    ("kernels and storage", "src/kernels/d.c", '#include "storage/storage.h"\n', "never include each other"),
-    ("storage and rendezvous", "src/storage/e.c", '# include "rendezvous/rendezvous.h"\n', "never include"),
-    ("command uses internals", "src/cli/f.c", '#include "comm/comm.h"\n', "only onehop.h"),
-    ("command reads the tables", "src/cli/ff.c", '#include "comm/explain.h"\n', ""),
-    ("example uses internals", "examples/x/g.c", '#include "comm/comm.h"\n', "only onehop.h"),
-    ("library uses the command", "src/ops/h.c", '#include "cli/cli.h"\n', "may not include cli"),
-    ("library uses tests", "src/ops/i.c", '#include "tests/support/harness.h"\n', "not in the tree"),
-    ("CUDA header in storage", "src/storage/j.c", "#include <cuda.h>\n", "CUDA header"),
+    ("device reaches communicator", "src/device/host/b.c", '#include "communicator/comm.h"\n', "device is below communicator"),
+    ("by a relative path", "src/base/c.c", '#include "../call/ops.h"\n', "base is below call"),
+    ("rooms of one floor", "src/jit/d.c", '#include "plan/explain.h"\n', "never include each other"),
+    ("protocol and rendezvous", "src/protocol/e.c", '# include "rendezvous/rendezvous.h"\n', "never include"),
+    ("command uses internals", "src/cli/f.c", '#include "communicator/comm.h"\n', "only onehop.h"),
+    ("command reads the tables", "src/cli/ff.c", '#include "plan/explain.h"\n', ""),
+    ("example uses internals", "examples/x/g.c", '#include "communicator/comm.h"\n', "only onehop.h"),
+    ("library uses the command", "src/call/h.c", '#include "cli/shared/cli.h"\n', "may not include cli"),
+    ("library uses tests", "src/call/i.c", '#include "tests/support/harness.h"\n', "not in the tree"),
+    ("CUDA header in protocol", "src/protocol/j.c", "#include <cuda.h>\n", "CUDA header"),
     ("CUDA header in kernels", "src/kernels/k.h", "#include <cuda_bf16.h>\n", "CUDA header"),
     ("system header in a kernel", "src/kernels/kernels.c", "#include <stdint.h>\n", "NVRTC does not have"),
-    ("missing file", "src/comm/l.c", '#include "comm/gone.h"\n', "not in the tree"),
-    ("same name twice", "src/ops/comm.h", "\n", "same name as src/comm/comm.h"),
-    ("getenv in comm", "src/comm/m.c", 'const char *s = getenv("ONEHOP_LOG");\n', "reads the environment"),
-    ("setenv in ops", "src/ops/n.c", 'int x = setenv("A", "b", 1);\n', "never changes"),
-    ("CUDA device in comm", "src/comm/cc.c", '#include "device/cuda/inside.h"\n', "device's own"),
-    ("host device in ops", "src/ops/dd.c", '#include "device/host/lanes.h"\n', "device's own"),
-    ("NCCL's functions in comm", "src/comm/ee.c", '#include "device/nccl/nccl_api.h"\n', "device's own"),
-    ("NCCL's interface in comm", "src/comm/ff.c", '#include "device/nccl/nccl.h"\n', ""),
+    ("missing file", "src/communicator/l.c", '#include "communicator/gone.h"\n', "not in the tree"),
+    ("same name twice", "src/call/comm.h", "\n", "same name as src/call/comm.h"),
+    ("getenv in communicator", "src/communicator/m.c", 'const char *s = getenv("ONEHOP_LOG");\n', "reads the environment"),
+    ("setenv in call", "src/call/n.c", 'int x = setenv("A", "b", 1);\n', "never changes"),
+    ("CUDA device in comm", "src/communicator/cc.c", '#include "device/cuda/inside.h"\n', "device's own"),
+    ("host device in ops", "src/call/dd.c", '#include "device/host/lanes.h"\n', "device's own"),
+    ("NCCL's functions in comm", "src/communicator/ee.c", '#include "device/nccl/nccl_api.h"\n', "device's own"),
+    ("NCCL's interface in comm", "src/communicator/ff.c", '#include "device/nccl/nccl.h"\n', ""),
     ("host device in kernels", "src/kernels/gg.c", '#include "device/host/lanes.h"\n', ""),
     ("CUDA device in the command", "src/cli/hh.c", '#include "device/cuda/inside.h"\n', ""),
     ("unknown layer", "src/utils/o.c", "\n", "is no layer"),
@@ -259,14 +344,21 @@ PLANTED = (
     ("a bare dup", "src/device/x.c", "int fd = fcntl(old, F_DUPFD_CLOEXEC, 0);\n", "without oh_fd_high"),
     ("a bare pidfd", "src/rendezvous/y.c", "int fd = syscall(SYS_pidfd_open, pid, 0);\n", "without oh_fd_high"),
     ("a received one", "src/rendezvous/z.c", "n = recvmsg(fd, &message, 0);\n", "receives a descriptor"),
-    ("a descriptor moved up", "src/comm/aa.c", "int fd = oh_fd_high(\n    openat(at, name, O_RDONLY));\n", ""),
+    ("a descriptor moved up", "src/communicator/aa.c", "int fd = oh_fd_high(\n    openat(at, name, O_RDONLY));\n", ""),
     ("a descriptor of the command", "src/cli/bb.c", "int fd = open(name, 0);\n", ""),
-    ("all of it allowed", "src/ops/p.c", '#include <onehop.h>\n#include "comm/comm.h"\n#include "base/base.h"\n', ""),
+    ("all of it allowed", "src/call/p.c", '#include <onehop.h>\n#include "communicator/comm.h"\n#include "base/base.h"\n', ""),
     ("getenv in env.c", "src/base/env.c", 'const char *s = getenv("ONEHOP_LOG");\n', ""),
-    ("only in a comment", "src/base/q.c", '/* #include "ops/ops.h"\n getenv(x) */\n// getenv(y)\n', ""),
+    ("only in a comment", "src/base/q.c", '/* #include "call/ops.h"\n getenv(x) */\n// getenv(y)\n', ""),
     ("CUDA where it may be", "src/device/cuda/r.c", "#include <cuda.h>\n", ""),
-    ("test uses internals", "tests/test_s.c", '#include "comm/comm.h"\n', ""),
-    ("command's own header", "src/cli/t.c", '#include "cli.h"\n#include <stdio.h>\n', ""),
+    ("test uses internals", "tests/test_s.c", '#include "communicator/comm.h"\n', ""),
+    ("command's own header", "src/cli/t.c", '#include "cli/shared/cli.h"\n#include <stdio.h>\n', ""),
+    ("Python module uses internals", "python/extension/ii.c", '#include "base/base.h"\n', "only onehop.h"),
+    ("headers in a circle", "src/base/base.h", '#include "base/other.h"\n', "a circle"),
+    ("a source of a header", "src/base/other.c", '#include "base/base.h"\n', ""),
+    ("pairs in a circle", "src/base/base.c", '#include "base/other.h"\n', "a circle"),
+    ("a call upwards", "src/base/jj.c", "void oh_jj(void) {\n    oh_called(1);\n}\n", "calls oh_called of call"),
+    ("a call downwards", "src/call/kk.c", "void oh_kk(void) {\n    oh_based(1);\n}\n", ""),
+    ("calls of the command in a circle", "src/cli/ll.c", "int cli_ll(int x) {\n    return cli_first(x);\n}\n", "a circle"),
 )
 
 
@@ -277,16 +369,24 @@ def write(root, path, text):
         file.write(text)
 
 
+# What lies in the scratch tree beside what is planted.
+PRESENT = dict.fromkeys((
+    "include/onehop.h", "src/base/base.h", "src/device/device.h", "src/protocol/regions.h", "src/rendezvous/rendezvous.h",
+    "src/communicator/comm.h", "src/cli/shared/cli.h", "src/kernels/prim/prim.h", "src/device/cuda/inside.h",
+    "src/device/host/lanes.h", "src/device/nccl/nccl.h", "src/device/nccl/nccl_api.h", "src/plan/explain.h",
+    "src/call/ops.h"), "") | {
+    "src/base/other.h": '#include "base/base.h"\n',
+    "src/base/under.c": "int oh_based(int x) {\n    return x;\n}\n",
+    "src/call/over.c": "int oh_called(int x) {\n    return x;\n}\n",
+    "src/cli/first.c": "int cli_first(int x) {\n    return cli_ll(x);\n}\n"}
+
+
 def self_test():
     failed = 0
     for what, path, text, word in PLANTED:
         with tempfile.TemporaryDirectory(prefix="onehop-layers-") as root:
-            for name in ("include/onehop.h", "src/base/base.h", "src/device/device.h", "src/storage/storage.h",
-                         "src/rendezvous/rendezvous.h", "src/comm/comm.h", "src/ops/ops.h", "src/cli/cli.h",
-                         "src/kernels/prim.h", "src/device/cuda/inside.h", "src/device/host/lanes.h",
-                         "src/device/nccl/nccl.h", "src/device/nccl/nccl_api.h",
-                         "src/comm/explain.h"):
-                write(root, name, "")
+            for name, content in PRESENT.items():
+                write(root, name, content)
             write(root, path, text)
             problems = check(root).problems
         good = (len(problems) == 1 and word in problems[0]) if word else not problems

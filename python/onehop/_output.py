@@ -1,6 +1,6 @@
 """Files that the user of a command names: written whole or not at all, and never through a link.
 
-As src/cli/output.c does it. A regular file is written under a random name in the same directory and renamed. A FIFO
+As src/cli/shared/output.c does it. A regular file is written under a random name in the same directory and renamed. A FIFO
 with a reader, a character device and an open descriptor (/dev/stdout, /dev/fd/N) are opened before the work and written
 into. All else is refused before the work. Imports nothing of the package: bench/ loads this file by its path.
 """

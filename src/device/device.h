@@ -8,6 +8,7 @@
 #define OH_DEVICE_H
 
 #include "base/base.h"
+#include "base/sha256.h"
 
 typedef struct oh_device oh_device;
 
@@ -90,22 +91,6 @@ typedef struct oh_function {
     bool pdl;                      /* loaded code understands programmatic dependent launch */
     bool exact;                    /* it was compiled for exactly this device's architecture */
 } oh_function;
-
-/* What a compiler is given at run time: the text of one kernel, and those that it may include, by
- * their names. */
-typedef struct oh_source {
-    const char *name, *text;
-} oh_source;
-
-#define OH_PROGRAM_SOURCES 64
-
-typedef struct oh_program {
-    oh_source sources[OH_PROGRAM_SOURCES];
-    size_t count;
-    char *text;      /* of the program itself; oh_program_free */
-    bool expression; /* a caller's expression is in it, so the compiler's errors are the caller's */
-    bool quick;      /* only to see that it compiles: it will not run */
-} oh_program;
 
 typedef struct oh_launch {
     const oh_function *function;
@@ -192,10 +177,11 @@ typedef struct oh_device_ops {
     /* Makes functions out of kernels; on CUDA loads the image on first use and each function at
      * once. */
     onehop_result (*load)(oh_device *, const oh_kernel *kernels, size_t count, oh_function *out);
-    /* The same for one kernel that is not in the image: compiled for exactly this device, or found
-     * where an earlier compilation left it (jit.h). What it loads stays loaded. UNSUPPORTED without
-     * a compiler, and on the host. */
-    onehop_result (*build)(oh_device *, const oh_program *, const oh_kernel *, oh_function *out);
+    /* The same for one kernel of an image that was compiled at run time (jit.h), for exactly this
+     * device. It stays loaded under its key. Without an image only what is loaded is found, else
+     * the function has no handle. NULL on the host. */
+    onehop_result (*load_built)(oh_device *, const oh_digest *key, const void *image,
+                                const oh_kernel *, oh_function *out);
     /* Blocks of `threads` that fit on the device at once. */
     onehop_result (*resident_blocks)(oh_device *, const oh_function *, uint32_t threads,
                                      uint32_t *out);
@@ -235,12 +221,6 @@ int oh_cuda_device_count(void);
 
 /* Why CUDA cannot be used ("libcuda.so.1 was not found" ...), or NULL. */
 const char *oh_cuda_absent_reason(void);
-
-/* The GPUs and the links between them as lines of text, cut at `size`. */
-onehop_result oh_cuda_describe(char *text, size_t size);
-
-/* Compiles for that architecture (90 for sm_90), to see whether it can be done. Needs no GPU. */
-onehop_result oh_cuda_try_build(const oh_program *, uint32_t arch);
 
 #define OH_CUDA_IMAGES 16
 

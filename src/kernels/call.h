@@ -23,6 +23,12 @@
 
 #include "kernels/guard.h"
 
+/* The k-th next rank. */
+OH_FN oh_u32 oh_next_rank(const oh_args *a, oh_u32 k) {
+    const oh_u32 r = a->rank + k;
+    return r < a->world ? r : r - a->world;
+}
+
 #define OH_WARP        32u
 #define OH_GUARD_LOADS 4
 
@@ -43,6 +49,23 @@ OH_FN oh_call_state oh_call_begin(oh_u64 sequence_word) {
     c.parity = c.sequence & 1u;
     c.dead = (oh_u32)(word >> 32);
     return c;
+}
+
+/* What a kernel is stamped for: constants of its body. */
+typedef struct oh_stamp {
+    oh_u32 dtype, world; /* world 0: any number of ranks */
+} oh_stamp;
+
+/* For whom a thread waits: the call, and OH_WAIT_FOR but for the peer. */
+typedef struct oh_waiter {
+    oh_u32 sequence, what;
+} oh_waiter;
+
+OH_FN oh_waiter oh_waiter_of(oh_call_state c, oh_grid g, oh_u32 site) {
+    oh_waiter w;
+    w.sequence = c.sequence;
+    w.what = OH_WAIT_FOR(site, 0, g.thread == 0);
+    return w;
 }
 
 /* The end of a call for a thread that knows: all threads of the block have read their sequence
@@ -71,18 +94,9 @@ OH_FN oh_u64 oh_signature_address(const oh_args *a, oh_u32 from, oh_u32 to, oh_u
 OH_FN oh_u64 oh_signature_await(const oh_args *a, oh_u32 from, oh_u32 sequence,
                                 oh_i32 looks_at_host) {
     const oh_u64 p = oh_signature_address(a, from, a->rank, sequence & 1u);
-    oh_u64 v, state = 0;
-    oh_u32 n;
-    for (;;) {
-        OH_NO_UNROLL
-        for (n = 0; n < OH_POLLS; n++) {
-            v = oh_ld_relaxed_sys_u64(p);
-            if ((oh_u32)v == sequence) return v;
-        }
-        state = oh_wait_slow(a, state, OH_WAIT_FOR(OH_SITE_SIGNATURE, from, looks_at_host),
-                             sequence, sequence, (oh_u32)v);
-        if (!state) return 0;
-    }
+    oh_u64 v;
+    OH_WAIT_LOOP(v = oh_ld_relaxed_sys_u64(p), (oh_u32)v == sequence, v, a,
+                 OH_WAIT_FOR(OH_SITE_SIGNATURE, from, looks_at_host), sequence, sequence, (oh_u32)v)
 }
 
 /* What this rank signs: of a call with a registration the registration's mode and identity too. */
@@ -115,7 +129,7 @@ OH_SLOW_FN void oh_signature_mismatch(const oh_args *a, oh_u32 sequence) {
             seen = hash;
         }
     }
-    oh_fail(a, OH_FAIL_MISMATCH, culprit, OH_SITE_SIGNATURE, sequence, hash0, seen);
+    oh_fail(a, OH_FAIL_AT(OH_FAIL_MISMATCH, OH_SITE_SIGNATURE), culprit, sequence, hash0, seen);
 }
 
 /* Waits for a signature however long. 0: it differs, or the communicator died meanwhile. */
@@ -154,7 +168,8 @@ OH_SLOW_FN oh_u32 oh_overlaps(const oh_args *a, oh_u32 t, oh_u32 threads, oh_cal
     for (b = 2 * OH_GUARD_LOADS * threads + t; b < a->regions.max_blocks; b += threads)
         stale += oh_is_stale((oh_u32)oh_ld_relaxed_gpu_u64(oh_sequence_word(a, b)), c);
     stale += running == c.sequence;
-    if (stale) oh_fail(a, OH_FAIL_OVERLAP, -1, OH_SITE_ENTRY, c.sequence, running, stale);
+    if (stale)
+        oh_fail(a, OH_FAIL_AT(OH_FAIL_OVERLAP, OH_SITE_ENTRY), -1, c.sequence, running, stale);
     return stale;
 }
 

@@ -24,7 +24,8 @@
 #ifndef OH_GUARD_H
 #define OH_GUARD_H
 
-#include "kernels/args.h"
+#include "kernels/prim/prim.h"
+#include "protocol/args.h"
 
 /* How long after a peer is seen gone its last stores may still be on their way, or unread by us. */
 #define OH_GRACE_NS 20000000ull
@@ -174,10 +175,15 @@ OH_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u32 exp
     oh_st_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, stop), 1);
 }
 
-/* Ends this rank's part in the communicator. `peer` is the culprit, or with kind TIMEOUT the peer
- * this rank waits for, from which the words of `waits` lead to the culprit. */
-OH_SLOW_FN void oh_fail(const oh_args *a, oh_u32 kind, oh_i32 peer, oh_u32 site, oh_u32 sequence,
+/* What failed and where, in one word. */
+#define OH_FAIL_AT(kind, site) ((kind) << 8 | (site))
+
+/* Ends this rank's part in the communicator; `what`: OH_FAIL_AT. `peer` is the culprit, or with
+ * kind TIMEOUT the peer this rank waits for, from which the words of `waits` lead to the
+ * culprit. */
+OH_SLOW_FN void oh_fail(const oh_args *a, oh_u32 what, oh_i32 peer, oh_u32 sequence,
                         oh_u32 expected, oh_u32 seen) {
+    const oh_u32 kind = what >> 8, site = what & 0xffu;
     oh_u64 verdict, since;
     oh_u32 r;
     if (oh_cas_relaxed_gpu_u32(OH_MEMBER(a->local, oh_local, claim), 0, 1) != 0) {
@@ -211,7 +217,7 @@ OH_SLOW_FN void oh_fail(const oh_args *a, oh_u32 kind, oh_i32 peer, oh_u32 site,
 OH_SLOW_FN void oh_fail_with_peer(const oh_args *a, oh_u32 site, oh_u32 sequence) {
     /* Acquire: pairs with the release in oh_conclude. */
     (void)oh_ld_acquire_sys_u64(OH_MEMBER(oh_control_of(a, a->rank), oh_control, given_up));
-    oh_fail(a, OH_FAIL_TIMEOUT, -1, site, sequence, 0, 0);
+    oh_fail(a, OH_FAIL_AT(OH_FAIL_TIMEOUT, site), -1, sequence, 0, 0);
 }
 
 /* Asked after the last such access, when the peers have told that they are done too. 0: a rank gave
@@ -244,19 +250,20 @@ OH_SLOW_FN oh_u64 oh_wait_slow(const oh_args *a, oh_u64 state, oh_u32 what, oh_u
     lost = oh_host_wait(a->host_poll, a->host_poll_argument, oh_waited_ns(state));
     if (oh_stopped(a)) return 0;
     if (state & OH_GONE && oh_waited_ns(state) > OH_GRACE_NS) {
-        oh_fail(a, OH_FAIL_LOST, peer, site, sequence, expected, seen);
+        oh_fail(a, OH_FAIL_AT(OH_FAIL_LOST, site), peer, sequence, expected, seen);
         return 0;
     }
     if (lost >= OH_GONE_FOR_LONG) {
-        oh_fail(a, OH_FAIL_LOST, lost - OH_GONE_FOR_LONG, site, sequence, expected, seen);
+        oh_fail(a, OH_FAIL_AT(OH_FAIL_LOST, site), lost - OH_GONE_FOR_LONG, sequence, expected,
+                seen);
         return 0;
     }
     if (looks_at_host && oh_ld_relaxed_sys_u32(OH_MEMBER(a->host, oh_host_page, abort))) {
-        oh_fail(a, OH_FAIL_ABORTED, -1, site, sequence, expected, seen);
+        oh_fail(a, OH_FAIL_AT(OH_FAIL_ABORTED, site), -1, sequence, expected, seen);
         return 0;
     }
     if (oh_verdict_ends(a, sequence) || oh_wait_found(a) || oh_wait_too_long(a, state)) {
-        oh_fail(a, OH_FAIL_TIMEOUT, peer, site, sequence, expected, seen);
+        oh_fail(a, OH_FAIL_AT(OH_FAIL_TIMEOUT, site), peer, sequence, expected, seen);
         return 0;
     }
     if (state & OH_GONE) return state;
@@ -265,5 +272,21 @@ OH_SLOW_FN oh_u64 oh_wait_slow(const oh_args *a, oh_u64 state, oh_u32 what, oh_u
         return OH_GONE | 1ull << OH_LOOK_BITS | (state & OH_LOOK_MASK);
     return state;
 }
+
+/* The wait loop of every protocol, as the body of a function: `look` OH_POLLS times bare, then one
+ * slow look, and so on. The function returns `found` once `there` is true, 0 when the communicator
+ * has died. `expected` and `seen` are for the record of a failure. */
+#define OH_WAIT_LOOP(look, there, found, a, what, sequence, expected, seen)                        \
+    oh_u64 state = 0;                                                                              \
+    oh_u32 looks;                                                                                  \
+    for (;;) {                                                                                     \
+        OH_NO_UNROLL                                                                               \
+        for (looks = 0; looks < OH_POLLS; looks++) {                                               \
+            look;                                                                                  \
+            if (there) return found;                                                               \
+        }                                                                                          \
+        state = oh_wait_slow(a, state, what, sequence, expected, seen);                            \
+        if (!state) return 0;                                                                      \
+    }
 
 #endif

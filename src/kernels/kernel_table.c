@@ -15,7 +15,7 @@ typedef struct row {
 enum {
 #define OH_ALGORITHM(name, constant, number, collective, family, device, blocks)                   \
     OH_ALGORITHM_##name = number,
-#include "base/algorithms.def"
+#include "protocol/algorithms.def"
 #undef OH_ALGORITHM
 };
 
@@ -34,7 +34,7 @@ enum {
 #undef OH_INSTANCE
 #define OH_FUSED_INSTANCE(operation, body, arguments, type, world, bound)                          \
     void onehop_##operation##_##type##_w##world(const void *args, oh_grid grid);
-#include "kernels/fused.def"
+#include "kernels/fused/fused.def"
 #undef OH_FUSED_INSTANCE
 
 /* In the order of `rows`. */
@@ -48,11 +48,11 @@ static const oh_kernel kernels[] = {
 #undef OH_MULTICAST_INSTANCE
 #undef OH_INSTANCE
 #define OH_ON_HOST(name) {NULL, oh_##name, 1},
-#include "base/algorithms.def"
+#include "protocol/algorithms.def"
 #undef OH_ON_HOST
 #define OH_FUSED_INSTANCE(operation, body, arguments, type, world, bound)                          \
     {"onehop_" #operation "_" #type "_w" #world, onehop_##operation##_##type##_w##world, bound},
-#include "kernels/fused.def"
+#include "kernels/fused/fused.def"
 #undef OH_FUSED_INSTANCE
     {NULL, oh_host_norm, 1},
 };
@@ -71,11 +71,11 @@ static const row rows[] = {
 #undef OH_MULTICAST_INSTANCE
 #undef OH_INSTANCE
 #define OH_ON_HOST(name) {OH_PLAIN, OH_ALGORITHM_##name, 0, 0, false},
-#include "base/algorithms.def"
+#include "protocol/algorithms.def"
 #undef OH_ON_HOST
 #define OH_FUSED_INSTANCE(operation, body, arguments, type, world, bound)                          \
     {OH_OPERATION_##operation, OH_##type, world, false},
-#include "kernels/fused.def"
+#include "kernels/fused/fused.def"
 #undef OH_FUSED_INSTANCE
     {OH_NORM, ONEHOP_HOST_1SHOT, 0, 0, false},
 };
@@ -90,12 +90,12 @@ static const char *const lines[] = {
 #undef OH_MULTICAST_INSTANCE
 #undef OH_INSTANCE
 #define OH_ON_HOST(name) "",
-#include "base/algorithms.def"
+#include "protocol/algorithms.def"
 #undef OH_ON_HOST
 #define OH_FUSED_INSTANCE(operation, body, arguments, type, world, bound)                          \
     OH_FUSED_LINE "(" #operation ", " #body ", " #arguments ", " #type ", " #world ", " #bound     \
                   ")\n",
-#include "kernels/fused.def"
+#include "kernels/fused/fused.def"
 #undef OH_FUSED_INSTANCE
 };
 

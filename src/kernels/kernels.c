@@ -1,17 +1,17 @@
 /* All kernels, compiled by the C compiler for the host device and by nvcc (-x cu) or NVRTC for
  * GPUs. With OH_UNIT=1..6 only that part of the lists, so that several compilers work on it beside
  * each other (cmake/kernels.cmake); without it every kernel. */
-#include "kernels/gather_ll.h"
-#include "kernels/gather_push.h"
-#include "kernels/norm_1shot.h"
-#include "kernels/norm_2shot.h"
-#include "kernels/pull_1shot.h"
-#include "kernels/pull_2shot.h"
-#include "kernels/pull_multicast.h"
-#include "kernels/push_1shot.h"
-#include "kernels/push_2shot.h"
-#include "kernels/push_scatter.h"
-#include "kernels/qknorm.h"
+#include "kernels/gather/gather_ll.h"
+#include "kernels/gather/gather_push.h"
+#include "kernels/fused/norm_1shot.h"
+#include "kernels/fused/norm_2shot.h"
+#include "kernels/pull/pull_1shot.h"
+#include "kernels/pull/pull_2shot.h"
+#include "kernels/multicast/pull_multicast.h"
+#include "kernels/push/push_1shot.h"
+#include "kernels/push/push_2shot.h"
+#include "kernels/push/push_scatter.h"
+#include "kernels/fused/qknorm.h"
 
 #define OH_INSTANCE(algorithm, body, type, world, bound)                                           \
     OH_KERNEL(onehop_##algorithm##_##type##_w##world, bound, body(a, g, OH_##type, world##u))
@@ -32,5 +32,5 @@
     OH_KERNEL_OF(arguments, onehop_##operation##_##type##_w##world, bound,                         \
                  body(a, g, OH_##type, world##u))
 #if OH_IN_UNIT(6)
-#include "kernels/fused.def"
+#include "kernels/fused/fused.def"
 #endif

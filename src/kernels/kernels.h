@@ -3,9 +3,9 @@
 #ifndef OH_KERNELS_H
 #define OH_KERNELS_H
 
-#include "base/algorithms.h"
+#include "protocol/algorithms.h"
 #include "device/device.h"
-#include "kernels/fused_args.h"
+#include "protocol/fused_args.h"
 
 /* All kernels, GPU-shaped ones first; each index below names one of these. A kernel without a name
  * exists on the host device only. */
@@ -27,6 +27,14 @@ const char *oh_kernel_line(int index);
 /* The images for GPUs, embedded at build time (cmake/kernels.cmake) and ended by NULL; a build
  * without nvcc has none. */
 extern const void *const oh_kernel_images[];
+
+/* Lanes of a row: as few units each as 512 lanes allow, then as few lanes; two warps at least,
+ * since the signature block, which is as wide, has use for the second. */
+static inline uint32_t oh_lanes_of(uint32_t units) {
+    const uint32_t each = (units + OH_MAX_LANES - 1) / OH_MAX_LANES;
+    const uint32_t lanes = ((units + each - 1) / each + 31) / 32 * 32;
+    return lanes < 64 ? 64 : lanes;
+}
 
 void oh_host_1shot(const void *args, oh_grid grid);
 void oh_host_2shot(const void *args, oh_grid grid);

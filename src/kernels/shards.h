@@ -7,7 +7,8 @@
 #ifndef OH_SHARDS_H
 #define OH_SHARDS_H
 
-#include "kernels/args.h"
+#include "kernels/prim/prim.h"
+#include "protocol/args.h"
 
 typedef struct oh_shards {
     oh_u32 each, more;

@@ -6,7 +6,8 @@
 #ifndef OH_UNIT_H
 #define OH_UNIT_H
 
-#include "kernels/args.h"
+#include "kernels/prim/prim.h"
+#include "protocol/args.h"
 
 /* One chunk of a message, in units. Chunks are below 4 GiB, so that bytes are counted in 32
  * bits. */

@@ -10,7 +10,7 @@
 
 #include "harness.h"
 
-#include "comm/context.h"
+#include "context/context.h"
 #include "device/cuda/cuda_device.h"
 
 #define GPU_TIMEOUT_MS   4000u

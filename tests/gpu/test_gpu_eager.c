@@ -9,7 +9,7 @@
  * the largest of the ranks. */
 #include "gpu_test.h"
 
-#include "comm/context.h"
+#include "context/context.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>

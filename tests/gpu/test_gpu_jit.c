@@ -9,7 +9,7 @@
 #include "gpu_ranks.h"
 #include "reference.h"
 
-#include "device/cuda/nvrtc.h"
+#include "jit/nvrtc.h"
 
 #include <glob.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 /* Property: calls of two and of three communicators in flight together on one GPU, begun in another
- * order on each rank, all end and are right (comm/residency.h). Creation refuses grids that would
+ * order on each rank, all end and are right (residency.h). Creation refuses grids that would
  * not fit, unless the caller promises that their calls never meet.
  *
  * Ranks are threads that share the GPU, so their grids fill it: with grids as large as for a

@@ -6,15 +6,15 @@ no run on x86 can tell; and a parity per chunk in 2shot_push, where a sum follow
 no run meets the gap. The explorer covers them.
 """
 
-PUSH, CALL = "kernels/push_1shot.h", "kernels/call.h"
-HOST, ONE, TWO = "kernels/host_path.h", "kernels/host_1shot.c", "kernels/host_2shot.c"
-PULL, PULL1, PULL2 = "kernels/pull.h", "kernels/pull_1shot.h", "kernels/pull_2shot.h"
-PUSH2 = "kernels/push_2shot.h"
-DIRECT, CAST = "kernels/pull_direct.h", "kernels/pull_multicast.h"
-SCATTER, FLAGS, GATHER = "kernels/push_scatter.h", "kernels/gather_ll.h", "kernels/gather_push.h"
-HOST_GATHER = "kernels/host_gather.c"
-NORM, NORM1, NORM2 = "kernels/norm.h", "kernels/norm_1shot.h", "kernels/norm_2shot.h"
-QKNORM = "kernels/qknorm.h"
+PUSH, CALL = "kernels/push/push_1shot.h", "kernels/call.h"
+HOST, ONE, TWO = "kernels/host/host_path.h", "kernels/host/host_1shot.c", "kernels/host/host_2shot.c"
+PULL, PULL1, PULL2 = "kernels/pull/pull.h", "kernels/pull/pull_1shot.h", "kernels/pull/pull_2shot.h"
+PUSH2 = "kernels/push/push_2shot.h"
+DIRECT, CAST = "kernels/pull/pull_direct.h", "kernels/multicast/pull_multicast.h"
+SCATTER, FLAGS, GATHER = "kernels/push/push_scatter.h", "kernels/gather/gather_ll.h", "kernels/gather/gather_push.h"
+HOST_GATHER = "kernels/host/host_gather.c"
+NORM, NORM1, NORM2 = "kernels/fused/norm.h", "kernels/fused/norm_1shot.h", "kernels/fused/norm_2shot.h"
+QKNORM = "kernels/fused/qknorm.h"
 GUARD = "kernels/guard.h"
 LANES, PATHS, PULLS = "test_lanes", "test_host_paths", "test_pull_lanes"
 PARTS, FUSED, DIRECTS = "test_parts_lanes", "test_fused_lanes", "test_direct_lanes"
@@ -37,16 +37,16 @@ MUTANTS = [
      "for (k = 0; k + 1 < world; k++) oh_st", "for (k = 0; k + 2 < world; k++) oh_st",
      "one peer never hears from this rank"),
     ("signature awaited with >=", LANES, CALL,
-     "if ((oh_u32)v == sequence) return v;", "if ((oh_u32)v >= sequence) return v;",
+     "(oh_u32)v == sequence, v, a,", "(oh_u32)v >= sequence, v, a,",
      "at the wrap a word of the old count passes for a new one"),
     ("no re-arm", LANES, PUSH,
-     "        oh_rearm(a, at, world);\n    } else {", "    } else {",
+     "    oh_rearm(a, at, k.world);\n    return sum;", "    return sum;",
      "two calls later old data passes for new"),
     ("no re-arm, unit by unit", LANES, PUSH,
      "            oh_rearm(a, at, world);\n            s.pushed--;", "            s.pushed--;",
      "the same where units are polled as they are pushed"),
     ("pushed units pushed again", LANES, PUSH,
-     "            if (s.pushed)\n                s.pushed--;", "            if (0)\n                s.pushed--;",
+     "ahead = s.unit + s.pushed * stride;", "ahead = s.unit;",
      "a unit lands again after its reader has armed the place for the next call"),
     ("no re-arm, any number of ranks", LANES, PUSH,
      "        oh_st_relaxed_sys_unit(a->peers[j].from + at, oh_unit_armed());\n        /* Own", "        /* Own",
@@ -230,10 +230,10 @@ MUTANTS = [
      "if (OH_UNLIKELY(p.gathered < oh_shard_max(p.shards)))", "if (0)",
      "short units and late data are left out"),
     ("direct: no enter", PULLS, DIRECT,
-     "if (!c.dead) c.dead = !oh_hear_peers(a, g, registration->hear, OH_SIGNAL_ENTER, enter, world);", "",
+     "if (!c.dead) c.dead = !oh_hear_peers(a, g, registration->hear, OH_SIGNAL_ENTER, enter, k.world);", "",
      "a peer's input is read before it is written"),
     ("direct: no exit", PULLS, DIRECT,
-     "if (!c.dead) c.dead = !oh_hear_peers(a, g, registration->hear, OH_SIGNAL_EXIT, exit, world);", "",
+     "if (!c.dead) c.dead = !oh_hear_peers(a, g, registration->hear, OH_SIGNAL_EXIT, exit, k.world);", "",
      "the next kernel overwrites an input that a peer still reads, or reads an output before the sums are there"),
     ("direct: exit before the sums", PULLS, DIRECT,
      "    if (!c.dead &&\n        !oh_direct_reduce(",
@@ -279,7 +279,7 @@ MUTANTS = [
      "        if (r != a->rank)\n            oh_direct_store", "        if (r && r != a->rank)\n            oh_direct_store",
      "the same in the generic body"),
     ("direct: short last unit left out", PULLS, DIRECT,
-     "if (OH_UNLIKELY(at < end))\n        return oh_direct_end", "if (OH_UNLIKELY(at + 15 < end))\n        return oh_direct_end",
+     "if (OH_UNLIKELY(p.at < end))\n        return oh_direct_end", "if (OH_UNLIKELY(p.at + 15 < end))\n        return oh_direct_end",
      "the last elements are not summed"),
     ("direct: last batch taken for full", PULLS, DIRECT,
      "        if (!full && j && at + j * step >= end) continue;\n        sum", "        sum",
@@ -302,11 +302,11 @@ MUTANTS = [
     ("scatter: data of another shard", PARTS, SCATTER,
      "v[k] = oh_ld_unit(in + shard * oh_next_rank(a, k + 1)", "v[k] = oh_ld_unit(in + shard * oh_next_rank(a, k)",
      "a rank adds what was not meant for it"),
-    ("scatter: data of another shard, any alignment", PARTS, SCATTER,
+    ("scatter: data of another shard, any alignment", PARTS, PUSH,
      "oh_shard_message(a, dtype, chunk, oh_next_rank(a, k + 1));", "oh_shard_message(a, dtype, chunk, oh_next_rank(a, k));",
      "the same"),
-    ("scatter: pushed units pushed again", PARTS, SCATTER,
-     "            if (s.pushed)\n                s.pushed--;", "            if (0)\n                s.pushed--;",
+    ("scatter: pushed units pushed again", PARTS, PUSH,
+     "ahead = s.unit + s.pushed * stride;", "ahead = s.unit;",
      "a unit lands again after its reader has armed the place for the next call"),
     ("scatter: no re-arm", PARTS, SCATTER,
      "            oh_rearm(a, at, world);\n            s.pushed--;", "            s.pushed--;",
@@ -363,8 +363,8 @@ MUTANTS = [
      "if (n->residual_in) sum = oh_sum_add(sum, residual, dtype);", "",
      "the residual stream is lost"),
     ("fused norm: rows of a chunk land on one another", FUSED, NORM1,
-     "oh_norm_push_row(n, g, first + pushed, place + pushed * row_room, dtype, world);",
-     "oh_norm_push_row(n, g, first + pushed, place, dtype, world);",
+     "oh_norm_push_row(n, g, first + pushed, place + pushed * row_room, k);",
+     "oh_norm_push_row(n, g, first + pushed, place, k);",
      "a row is overwritten before it is read"),
     ("fused norm, fast path: no re-arm", FUSED, NORM1,
      "oh_rearm(a, at + j * apart, s.world);", "",
@@ -379,7 +379,7 @@ MUTANTS = [
      "(c.parity ? a->parity_bytes : 0) + (chunk & 1", "(chunk & 1",
      "the next call writes a slot that the peer still reads"),
     ("fused norm, two shots: r not re-armed", FUSED, NORM2,
-     "            oh_st_relaxed_sys_unit(p, oh_unit_armed());\n", "",
+     "            oh_st_relaxed_sys_unit(from, oh_unit_armed());\n", "",
      "two calls later old rows pass for new"),
     ("fused norm, two shots: nothing sanitised", FUSED, NORM2,
      "oh_sanitise(v[i], dtype)", "v[i]",
@@ -391,10 +391,10 @@ MUTANTS = [
      "oh_u64 word = own[OH_SERVED(j)];", "oh_u64 word = own[0];",
      "the own part of a token's sum is that of the first one of its batch"),
     ("tp_qknorm: tokens of a batch in one place", FUSED, QKNORM,
-     "there + place + 8ull * (j * b.step), word", "there + place, word",
+     "there + b.place + 8ull * (j * b.step), word", "there + b.place, word",
      "sums are overwritten before they are heard"),
     ("tp_qknorm: batches in one place", FUSED, QKNORM,
-     "oh_qk_send(a, g, c, b, place + 8ull * base, sums, own);", "oh_qk_send(a, g, c, b, place, sums, own);",
+     "b.place = place + 8ull * base;", "b.place = place;",
      "the sums of all but the first tokens are awaited for ever"),
     ("tp_qknorm: one peer's word for all", FUSED, QKNORM,
      "oh_server_word(words, r - (r > a->rank))", "oh_server_word(words, 0)",

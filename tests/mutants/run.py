@@ -27,7 +27,7 @@ ROOT = pathlib.Path(os.environ.get("ONEHOP_SOURCE_DIR") or pathlib.Path(__file__
 DEADLINE_MS, PERCENT, LIMIT_S = 4000, 30, 100
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-DLANES_FEW_BODIES", "-Og", "-ffp-contract=off", "-pthread", "-w"]
 # What the programs need besides the protocol sources, which they include; compiled once for all mutants.
-SHARED = ["src/base/*.c", "src/device/host/host_run.c", "src/device/host/vector.c", "tests/support/reference.c",
+SHARED = ["src/base/*.c", "src/protocol/algorithms.c", "src/device/host/host_run.c", "src/device/host/vector.c", "tests/support/reference.c",
           "tests/support/norm_reference.c"]
 
 
@@ -93,7 +93,7 @@ def alter(row, work):
     name, _, file, old, new, _ = row
     source = work / "src"
     shutil.copytree(ROOT / "src/kernels", source / "kernels")
-    for layer in ("base", "device"):
+    for layer in ("base", "device", "protocol"):
         (source / layer).symlink_to(ROOT / "src" / layer)
     path = source / file
     text = path.read_text()

@@ -95,8 +95,8 @@ static inline const oh_vector *chaos_vector_table(void) {
 }
 
 /* ---- the bodies, compiled here --------------------------------------------------------------- */
-#include "kernels/fused_args.h"
-#include "kernels/prim.h"
+#include "protocol/fused_args.h"
+#include "kernels/prim/prim.h"
 
 /* A lane is a thread here. */
 __attribute__((unused)) static _Thread_local _Alignas(64) char lanes_scratch[OH_SCRATCH_BYTES];
@@ -109,11 +109,11 @@ static oh_u32 lanes_push_whole_chunk = 1;
 #undef OH_PUSH_WHOLE_CHUNK
 #define OH_PUSH_WHOLE_CHUNK lanes_push_whole_chunk
 
-#include "kernels/pull_1shot.h"
-#include "kernels/pull_2shot.h"
-#include "kernels/pull_multicast.h"
-#include "kernels/push_1shot.h"
-#include "kernels/push_2shot.h"
+#include "kernels/pull/pull_1shot.h"
+#include "kernels/pull/pull_2shot.h"
+#include "kernels/multicast/pull_multicast.h"
+#include "kernels/push/push_1shot.h"
+#include "kernels/push/push_2shot.h"
 
 OH_KERNEL(lanes_push_f32_w2, 0, oh_push_1shot(a, g, OH_F32, 2u))
 OH_KERNEL(lanes_push_f32_w3, 0, oh_push_1shot(a, g, OH_F32, 3u))
@@ -197,10 +197,10 @@ static const oh_host_kernel lanes_multicast_bodies[2][4];
 #define oh_host_2shot   lanes_host_2shot
 #define oh_host_scatter lanes_host_scatter
 #define oh_host_gather  lanes_host_gather
-#include "kernels/host_1shot.c"
-#include "kernels/host_2shot.c"
+#include "kernels/host/host_1shot.c"
+#include "kernels/host/host_2shot.c"
 #define place_of place_of_gather
-#include "kernels/host_gather.c"
+#include "kernels/host/host_gather.c"
 #undef place_of
 #undef oh_host_gather
 #undef oh_host_scatter
@@ -215,9 +215,9 @@ static const oh_host_kernel lanes_multicast_bodies[2][4];
 /* Reduce-scatter and all-gather, in a test that asks for them: bodies for two, four and any number
  * of ranks. */
 #ifdef LANES_PARTS
-#include "kernels/gather_ll.h"
-#include "kernels/gather_push.h"
-#include "kernels/push_scatter.h"
+#include "kernels/gather/gather_ll.h"
+#include "kernels/gather/gather_push.h"
+#include "kernels/push/push_scatter.h"
 OH_KERNEL(lanes_scatter_f32_w2, 0, oh_push_scatter(a, g, OH_F32, 2u))
 OH_KERNEL(lanes_scatter_f32_any, 0, oh_push_scatter(a, g, OH_F32, 0u))
 OH_KERNEL(lanes_scatter_bf16_w2, 0, oh_push_scatter(a, g, OH_BF16, 2u))
@@ -438,7 +438,7 @@ static size_t lanes_chunk(const lanes_group *g, const lanes_call *c, size_t byte
     return padded <= g->regions.slot_bytes ? padded : g->regions.slot_bytes / 2;
 }
 
-/* What does not change from call to call; the library's is in comm/comm.c. */
+/* What does not change from call to call; the library's is in communicator/comm_open.c. */
 static void lanes_addresses(lanes_rank *own) {
     const lanes_group *g = own->group;
     const oh_u64 slot = g->regions.slot_bytes;

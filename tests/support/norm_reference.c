@@ -2,7 +2,8 @@
 #include "norm_reference.h"
 
 #include "../harness.h"
-#include "kernels/norm.h"
+#include "kernels/fused/norm.h"
+#include "kernels/kernels.h"
 
 #include <math.h>
 
@@ -88,6 +89,7 @@ static void make_row(const norm_data *d, size_t row) {
     static _Thread_local _Alignas(64) char scratch[OH_SCRATCH_BYTES];
     const oh_host_side side = {(uintptr_t)scratch};
     const oh_grid alone = {0, 1, 0, 1};
+    const oh_norm_turn turn = {(oh_u32)row, 0, 1, 0.0f};
     oh_norm_args n;
     memset(&n, 0, sizeof n);
     memset(r, 0, sizeof r);
@@ -108,11 +110,11 @@ static void make_row(const norm_data *d, size_t row) {
     n.scale = d->scale;
     if (d->scale) d->scales[row] = d->scale;
     if (d->dtype == ONEHOP_BFLOAT16)
-        oh_norm_row(&n, alone, (oh_u32)row, r, 0, 1, OH_BF16);
+        oh_norm_row(&n, alone, turn, r, OH_BF16);
     else if (d->dtype == ONEHOP_FLOAT16)
-        oh_norm_row(&n, alone, (oh_u32)row, r, 0, 1, OH_F16);
+        oh_norm_row(&n, alone, turn, r, OH_F16);
     else
-        oh_norm_row(&n, alone, (oh_u32)row, r, 0, 1, OH_F32);
+        oh_norm_row(&n, alone, turn, r, OH_F32);
 }
 
 void norm_reference(const norm_data *d, const char *what) {

@@ -1,7 +1,7 @@
 /* See rank_contexts.h. */
 #include "rank_contexts.h"
 
-#include "comm/context.h"
+#include "context/context.h"
 #include "../harness.h"
 
 typedef struct start {

@@ -134,8 +134,9 @@ onehop_result oh_cuda_resident_blocks(oh_device *, const oh_function *, uint32_t
                                       uint32_t *out);
 onehop_result oh_cuda_launch(oh_device *, const oh_launch *);
 
-/* jit.c */
-onehop_result oh_cuda_build(oh_device *, const oh_program *, const oh_kernel *, oh_function *out);
+/* cuda_built.c */
+onehop_result oh_cuda_load_built(oh_device *, const oh_digest *, const void *image,
+                                 const oh_kernel *, oh_function *out);
 
 /* cuda_stream.c */
 onehop_result oh_cuda_stream_info(oh_device *, onehop_stream, oh_stream_info *out);

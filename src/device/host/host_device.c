@@ -123,16 +123,6 @@ static onehop_result host_load(oh_device *device, const oh_kernel *kernels, size
     return ONEHOP_OK;
 }
 
-static onehop_result host_build(oh_device *device, const oh_program *program,
-                                const oh_kernel *kernel, oh_function *out) {
-    (void)device;
-    (void)program;
-    (void)out;
-    return oh_error(ONEHOP_ERR_UNSUPPORTED,
-                    "%s cannot be built: the host device has no compiler at run time",
-                    kernel->name);
-}
-
 static onehop_result host_resident_blocks(oh_device *device, const oh_function *function,
                                           uint32_t threads, uint32_t *out) {
     (void)device;
@@ -167,7 +157,6 @@ static const oh_device_ops host_ops = {
     .copy = host_copy,
     .copy_on_stream = oh_host_copy_on_stream,
     .load = host_load,
-    .build = host_build,
     .resident_blocks = host_resident_blocks,
     .stream_info = oh_host_stream_info,
     .launch = oh_host_launch,
