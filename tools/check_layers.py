@@ -2,13 +2,13 @@
 """Checks the layer law of docs/architecture.md: the rooms of src/ lie on floors.
 
     base < device < {protocol, rendezvous} < kernels < {jit, plan} < communicator < context < capture < call,
-    with cli, python, examples and tests on top
+    with cli, nccl_shim, python, examples and tests on top
 
 A file includes its own room and those below, and calls functions of no room above; rooms of one floor never include
 each other. Files do not include each other in circles, where a source and its header of the same name are one; but for
 base, device and rendezvous calls make no circle either. device/cuda, device/host and NCCL's functions are device's own,
-but for the command; command, Python module and examples know only onehop.h, what the table below names, and their own
-files. CUDA headers appear only under src/device/cuda and in src/kernels/prim/prim_cuda.h; what becomes a GPU kernel
+but for the command; command, NCCL shim, Python module and examples know only onehop.h, what the table below names, and
+their own files. CUDA headers appear only under src/device/cuda and in src/kernels/prim/prim_cuda.h; what becomes a GPU kernel
 includes no system header; file names are unique; only src/base/env.c reads the environment; the library makes no
 descriptor but through src/base/descriptor.h; only cuda_multicast.c calls the driver's multicast functions, and nothing
 that runs on GPUs names the switch that allows them.
@@ -26,7 +26,7 @@ FLOORS = (("base",), ("device",), ("protocol", "rendezvous"), ("kernels",), ("ji
           ("context",), ("capture",), ("call",))
 LEVEL = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # They know onehop.h, their own files, and the rooms named here.
-USERS = {"cli": ("base", "device", "protocol"), "python": (), "examples": ()}
+USERS = {"cli": ("base", "device", "protocol"), "nccl_shim": ("base",), "python": (), "examples": ()}
 # Where calls may make circles, but includes may not: a table of functions and what they share, errors that are logged.
 CALL_CIRCLES = ("base", "device", "rendezvous")
 # What of a higher layer the command may include besides: `onehop which` reads the tables without a context.

@@ -57,8 +57,23 @@ void oh_sleep_us(unsigned us);
     X(ISA, "ONEHOP_ISA", "string", "auto",                                                         \
       "host device: auto, baseline, avx2, avx512 or neon; an error if the machine lacks it")       \
     X(TUNING, "ONEHOP_TUNING", "string", "", "tuning table to use before those compiled in")       \
-    X(NCCL, "ONEHOP_NCCL", "bool", "0", "1 hands long messages to NCCL, as ONEHOP_FLAG_NCCL")      \
+    X(NCCL, "ONEHOP_NCCL", "bool", "0",                                                            \
+      "1 hands long messages to NCCL, as ONEHOP_FLAG_NCCL; 0, if set, switches the NCCL shim off") \
     X(NCCL_LIB, "ONEHOP_NCCL_LIB", "string", "libnccl.so.2", "the NCCL library to open")           \
+    X(NCCL_REAL, "ONEHOP_NCCL_REAL", "string", "",                                                 \
+      "NCCL shim: full path of the real library; by default it is looked for")                     \
+    X(NCCL_GROUPS, "ONEHOP_NCCL_GROUPS", "bool", "1",                                              \
+      "NCCL shim: 0 leaves to NCCL what lies between ncclGroupStart and ncclGroupEnd")             \
+    X(NCCL_MAX_BYTES, "ONEHOP_NCCL_MAX_BYTES", "bytes", "16777216",                                \
+      "NCCL shim: longer messages are NCCL's; of collectives in parts, all parts together")        \
+    X(NCCL_STATS, "ONEHOP_NCCL_STATS", "bool", "0",                                                \
+      "NCCL shim: 1 prints at the end of a process what was taken and what not, and why")          \
+    X(NCCL_BLOCKING, "NCCL_COMM_BLOCKING", "bool", "", "NCCL's; 0: the NCCL shim takes nothing")   \
+    X(VLLM_NCCL, "VLLM_NCCL_SO_PATH", "string", "",                                                \
+      "vLLM's; `onehop run` sets it, and takes what it names for the real NCCL")                   \
+    X(SGLANG_NCCL, "SGLANG_NCCL_SO_PATH", "string", "", "SGLang's; the same")                      \
+    X(PRELOAD, "LD_PRELOAD", "string", "", "`onehop run` puts the NCCL shim before it")            \
+    X(PATH, "PATH", "string", "", "where `onehop run` looks for the command's Python")             \
     X(MULTICAST, "ONEHOP_MULTICAST", "bool", "0", "1 allows NVLink multicast; not validated")      \
     X(NVLS, "NCCL_NVLS_ENABLE", "int", "",                                                         \
       "anything but 1 and 2 forbids multicast to onehop; 0 to NCCL, too")                          \

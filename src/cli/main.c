@@ -24,6 +24,7 @@ static const struct command {
     {"check", cli_check, "compare all that this machine can do with a scalar reference"},
     {"tune", cli_tune, "measure this machine and write a tuning table"},
     {"which", cli_which, "which rule of the tuning tables chooses for a message, and why"},
+    {"run", cli_run, "run a program with the NCCL shim in NCCL's place"},
     {"info", cli_info, "devices, links, memory, environment variables"},
     {"version", command_version, "version of the tool and its library"},
     {"help", command_help, "this text; `onehop perf --help` for the flags of perf"},

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # tests/gpu/run.sh [PROGRAM...]: everything that runs on GPUs, one after the other: the programs of this
 # folder, `onehop check --quick`, short runs of `onehop perf`; where python3 has PyTorch its memory, the Python package,
-# the matrix through the stand-in for SGLang's class, the programs of docs/getting-started.md and a decoder; where there
-# is compute-sanitizer a small matrix under it. `make test-gpu`.
+# the matrix through the stand-in for SGLang's class and a decoder; where there is compute-sanitizer a small matrix under
+# it. `make test-gpu`.
 # With one GPU all ranks share it. What has a process per rank then runs under the driver's MPS daemon, which this script
 # starts (nvidia-cuda-mps-control, in a folder of its own) and ends; nothing else sees the daemon. Two parts do without:
 # test_gpu_lost, which kills processes, and the sanitizers. Where the daemon cannot be started, the GPU serves processes
@@ -124,7 +124,7 @@ verdict() {
     esac
     case $name:$status in # what they found, not only that it was right
     test_gpu_eager:0 | test_gpu_two_comms:0 | test_gpu_reference:0 | test_gpu_reference:77 | torch_memory:0 | python_gpu:0 | torch_symmetric:0 | \
-        torch_backend:0 | python_reference:0 | tp_decode:0) grep -v '^SKIPPED' "$output" | sed 's/^/        /' ;;
+        torch_backend:0 | python_reference:0 | tp_decode:0 | nccl_shim:0) grep -v '^SKIPPED' "$output" | sed 's/^/        /' ;;
     esac
 }
 
@@ -240,6 +240,7 @@ if has python; then
     run torch_symmetric 120 "${under_mps[@]}" python3 tests/gpu/torch_symmetric.py "$build" "${share[@]}"
     run torch_backend 120 "${under_mps[@]}" python3 tests/gpu/torch_backend.py "$build" "${share[@]}"
     run python_reference 240 "${under_mps[@]}" "${package[@]}" tests/gpu/python_reference.py "${share[@]}"
+    run nccl_shim 175 "${under_mps[@]}" python3 tests/gpu/nccl_shim.py "$build"
     run doc_examples 400 env ONEHOP_BUILD_DIR="$build" python3 tests/test_doc_examples.py --gpu "$gpus"
     decode=(--device cuda --rounds 2 --fused --check)
     if [ "$gpus" = 1 ]; then

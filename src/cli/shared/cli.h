@@ -26,6 +26,7 @@ int cli_check(int argc, char **argv);
 int cli_tune(int argc, char **argv);
 int cli_info(int argc, char **argv);
 int cli_which(int argc, char **argv);
+int cli_run(int argc, char **argv);
 
 /* The exit code that tells of an error. */
 int cli_exit_for(onehop_result result);
