@@ -1,7 +1,8 @@
-/* Captured memory of any kind: what comes to be read directly and what is staged, on all ranks
- * alike; addresses that reach the peers' bytes; replays; memory mapped anew at an old address;
- * addresses that the caller brings. Ranks are processes, threads, all in one thread, and
- * processes of two threads. */
+/* Property: whatever kind of memory a captured call uses, its replays give right sums. Memory that
+ * peers can map is read directly; other memory is staged, on all ranks alike. The addresses in a
+ * registration reach the peers' bytes, also where other memory is mapped at an old address, and
+ * where the caller gives them. Ranks are processes, threads, all in one thread, and processes of
+ * two threads. */
 /* labels: quick */
 #include "registration_kit.h"
 

@@ -1,7 +1,7 @@
-/* Registrations live as long as their graphs: they are recycled, need not be neighbours, and a
- * graph that outlives one fails with its name on all ranks. Captures that were dropped, that
- * differ, or hold what is refused, leave nothing behind. A capture that is staged says so in one
- * line. */
+/* Property: registrations live as long as their graphs. They are recycled, need not be neighbours,
+ * and a graph that outlives one fails with REGISTRATION on all ranks. Captures that were dropped,
+ * that differ between ranks, or that hold what is refused, leave nothing behind. A capture that is
+ * staged says so in one line. */
 /* labels: quick */
 #include "registration_kit.h"
 

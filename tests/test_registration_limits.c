@@ -1,6 +1,6 @@
-/* Registration at the limits: a rank without addresses or descriptors makes all ranks stage, and
- * each says so; a thousand captures leave nothing behind; a thousand calls register in
- * milliseconds. */
+/* Property: registration keeps its promises at the limits. If a rank has no addresses or
+ * descriptors left, all ranks stage, and each says so. A thousand captures leave nothing behind. A
+ * thousand calls register in milliseconds. */
 /* labels: quick */
 #include "registration_kit.h"
 

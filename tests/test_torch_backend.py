@@ -1,6 +1,6 @@
 # labels: asan-off tsan-off timeout=240
-"""torch.distributed's backend "onehop" under torchrun, among 2 and 4 processes on the CPU: tests/python/backend_ranks.py has
-the checks. Skipped, and said so, without PyTorch or without the package; `make test TORCH=1` installs both."""
+"""Property: torch.distributed's backend "onehop" is right under torchrun, among 2 and 4 processes on the CPU;
+tests/python/backend_ranks.py has the checks. Skipped, and said so, without PyTorch or without the package; `make test TORCH=1` installs both."""
 
 import glob
 import os

@@ -1,5 +1,6 @@
-/* At every bound of every rule of a table, for each type, mode and place: a call is counted
- * under the algorithm that would_use names, and its bytes are right, also those between outputs. */
+/* Property: at every bound of every rule of a table, for each type, mode and place, a call is
+ * counted under the algorithm that onehop_would_use names, and its bytes are right, also those
+ * between outputs. */
 /* labels: quick */
 #include "tuning_kit.h"
 

@@ -1,5 +1,6 @@
-/* Every call has a choice, by a rule, that its group can do: which rules are passed over, what
- * grid follows, which rule and line a choice names, what sizes the buffers get. */
+/* Property: every call has a choice, by a rule, that its group can do. Rules that the call or the
+ * group cannot use are passed over; grids and sizes of buffers follow from the rules; a choice
+ * names its rule and line. */
 /* labels: quick */
 #include "tuning_kit.h"
 

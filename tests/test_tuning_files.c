@@ -1,6 +1,6 @@
-/* A file decides what really runs, all ranks must have the same one, and the debug log says once
- * which rule it was; sizes that the caller gives; what can be tested of the hand-over to NCCL
- * without a GPU. */
+/* Property: the file that ONEHOP_TUNING names decides what really runs, and all ranks must have the
+ * same rules. The debug log says once which rule it was. Sizes that the caller gives are in force.
+ * Where the hand-over to NCCL cannot work, without a GPU, it is refused with the reason. */
 /* labels: quick */
 #include "tuning_kit.h"
 

@@ -1,5 +1,5 @@
-/* Reading a tuning table: what is refused, in which words and at which line; blanks and
- * comments; files that are none. */
+/* Property: a tuning table is read whole, or refused with its line and the words that say why.
+ * Blanks and comments do not matter. Files that are no tables are refused and not waited for. */
 /* labels: quick */
 #include "tuning_kit.h"
 

@@ -241,6 +241,7 @@ if has python; then
     run torch_backend 120 "${under_mps[@]}" python3 tests/gpu/torch_backend.py "$build" "${share[@]}"
     run python_reference 240 "${under_mps[@]}" "${package[@]}" tests/gpu/python_reference.py "${share[@]}"
     run nccl_shim 175 "${under_mps[@]}" python3 tests/gpu/nccl_shim.py "$build"
+    run doc_examples 400 env ONEHOP_BUILD_DIR="$build" python3 tests/test_doc_examples.py --gpu "$gpus"
     decode=(--device cuda --rounds 2 --fused --check)
     if [ "$gpus" = 1 ]; then
         decode+=(--share-gpu --tiny --prompt 200 --tokens 16 --batch "1,8" --limit 90)

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""torch_backend.py BUILD [--share-gpu]: torch.distributed's backend "onehop" on GPUs, among 2 and among 4 processes: calls that
-wait and calls that do not, graphs, parts, lists, sub-groups, what is left to NCCL, a step of DDP and one of FSDP2 against
-float64, then microseconds a call beside backend "nccl", eager and in graphs.
+"""Property: torch.distributed's backend "onehop" is right on GPUs, among 2 and among 4 processes: calls that wait and calls
+that do not, graphs, parts, lists, sub-groups, what is left to NCCL, a step of DDP and one of FSDP2 against float64.
+Prints microseconds a call beside backend "nccl", eager and in graphs.
+
+    torch_backend.py BUILD [--share-gpu]
 
 A process per GPU; --share-gpu: all on the first one, under MPS (run.sh starts it). NCCL takes the processes for hosts
 then (NCCL_HOSTID) and goes over loopback sockets, so that the ratios say nothing about machines with links between GPUs.
