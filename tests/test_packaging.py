@@ -1,5 +1,6 @@
 # labels: asan-off tsan-off timeout=100
-"""What is packaged beside the library: manual page, completion, the description for PyPI, `python -m onehop`."""
+"""Property: what is packaged beside the library is that of the command: the manual page and the completion have every flag,
+the description for PyPI links to nothing relative, one version stands everywhere, `python -m onehop` is the command."""
 
 import glob
 import os
