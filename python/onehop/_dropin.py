@@ -65,6 +65,10 @@ class DropIn:
 
     disabled: bool
     obj: onehop.AllReduce | None
+    group: dist.ProcessGroup
+    device: torch.device
+    rank: int
+    world_size: int
     registers = True  # whether capture() has captured memory mapped
 
     def __init__(
