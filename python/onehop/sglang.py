@@ -90,8 +90,11 @@ class CustomAllReduceV2(DropIn):
     (the onehop.AllReduce, None if disabled).
     """
 
-    has_multicast = False
+    max_size: int
+    max_push_size: int
+    max_pull_size: int
     pull_enabled = True
+    has_multicast = False
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ class CustomAllreduce(DropIn):
     onehop.AllReduce, None if disabled).
     """
 
+    max_size: int
     batch_invariant = False
     # There are no kernels of ours that store by NVLink multicast.
     mnnvl_only = False
