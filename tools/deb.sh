@@ -20,5 +20,18 @@ mv "$tree/packaging/debian" "$tree/debian"
 # A build of the package is no place for what the shell of a developer sets.
 (cd "$tree" && env -u CMAKE_GENERATOR dpkg-buildpackage -us -uc "$@")
 find "$scratch" -maxdepth 1 -type f -exec mv -t "$out" {} +
-command -v lintian >/dev/null && lintian --fail-on error "$out"/*.changes
+
+# A program is compiled against what the packages hold, and the command runs; nothing is installed here.
+root=$scratch/root
+for package in "$out"/*_"${version}"_*.deb; do dpkg-deb -x "$package" "$root"; done
+libraries=$(dirname "$(find "$root/usr/lib" -name 'libonehop.so.0')")
+if command -v pkg-config >/dev/null; then
+    flags=$(PKG_CONFIG_PATH=$libraries/pkgconfig pkg-config --cflags --libs onehop)
+    # shellcheck disable=SC2086
+    ${CC:-cc} tests/install/consumer.c -o "$scratch/consumer" $flags
+    LD_LIBRARY_PATH=$libraries "$scratch/consumer"
+fi
+"$root/usr/bin/onehop" version
+"$root/usr/bin/onehop" run --print -- true | grep -q "^LD_PRELOAD=.*/onehop/libnccl.so.2"
+if command -v lintian >/dev/null; then lintian --fail-on error "$out"/*.changes; fi
 ls "$out"
