@@ -403,6 +403,21 @@ def test_between_processes(found, name):
     assert not any(found[name]), "\n".join(found[name])
 
 
+def sixteen(rank, world):
+    group = dist.new_group(backend="gloo")
+    for comm in (
+        onehop.sglang.CustomAllReduceV2(group, "cpu", 4096),
+        onehop.vllm.CustomAllreduce(group, "cpu", 4096),
+    ):
+        assert comm.should_custom_ar(torch.empty(100))
+        expect_sum(comm.custom_all_reduce(given(rank, 100, torch.float32)), world, 100, torch.float32)
+        comm.close()
+
+
+def test_sixteen_ranks():
+    ranks.run(16, sixteen)
+
+
 def test_matrix_of_the_reference():
     """The program that runs it on GPUs, on the host device."""
     program = ROOT / "tests" / "gpu" / "python_reference.py"
