@@ -319,7 +319,9 @@ def check_sglang_push_only(group, rank, world):
         comm = onehop.sglang.CustomAllReduceV2(group, "cpu", LIMIT, **zero)
         assert not (comm.disabled or comm.pull_enabled or comm.max_pull_size or comm.has_multicast)
         for call, count in enumerate((16, 1040, LIMIT // 4)):
-            expect_sum(comm.custom_all_reduce(given(rank, count, torch.float32, call)), world, count, torch.float32, call)
+            expect_sum(
+                comm.custom_all_reduce(given(rank, count, torch.float32, call)), world, count, torch.float32, call
+            )
         assert not [one for one in comm.obj.stats().calls_by if one in onehop.sglang.PULLS]
         comm.close()
 

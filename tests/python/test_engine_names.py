@@ -15,9 +15,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-import onehop.sglang  # noqa: E402
-import onehop.vllm  # noqa: E402
-from onehop import _fit, _hook_sglang, _hook_vllm  # noqa: E402
+import onehop.sglang
+import onehop.vllm
+from onehop import _fit, _hook_sglang, _hook_vllm
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECORD = json.loads((ROOT / "tests" / "python" / "engine_names.json").read_text())
