@@ -15,6 +15,7 @@ import fnmatch
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,11 @@ DEVICES = {
     "sglang": "sglang/srt/distributed/device_communicators/",
 }
 MAKERS = {"vllm": ["CustomAllreduce"], "sglang": ["dispatch_custom_allreduce"]}
+# Where variables and options are declared.
+SWITCHES = {
+    "vllm": ["vllm/envs.py", "vllm/engine/arg_utils.py", "vllm/config/compilation.py"],
+    "sglang": ["sglang/srt/environ.py", "sglang/srt/server_args.py", "sglang/srt/arg_groups/fields/*.py"],
+}
 # There the object is another class's: AITER's, on GPUs of AMD.
 OTHERS = ["vllm/compilation/passes/fusion/allreduce_rms_fusion.py"]
 TESTS = ["*/test/*", "*/tests/*"]
@@ -88,12 +94,25 @@ def uses(archive, holder, makers):
     }
 
 
+def documented():
+    """Variables and options of engines that docs/engines.md names."""
+    with open(os.path.join(ROOT, "docs", "engines.md"), encoding="utf-8") as file:
+        return sorted(set(re.findall(r"\b(?:VLLM|SGLANG)_[A-Z0-9_]+|--[a-z][a-z-]+", file.read())))
+
+
+def switches(archive, places):
+    """Those that this version has; an option is known by the name of its field."""
+    names = [name for name in archive.namelist() if any(fnmatch.fnmatch(name, one) for one in places)]
+    words = set(re.findall(r"\w+", " ".join(archive.read(name).decode() for name in names)))
+    return [one for one in documented() if one.removeprefix("--").replace("-", "_") in words]
+
+
 def facts(engine, path):
     """What the hooks rely on, of one wheel."""
     with zipfile.ZipFile(path) as archive:
         devices = DEVICES[engine]
         read = lambda name: archive.read(name).decode()  # noqa: E731
-        found = uses(archive, "ca_comm", MAKERS[engine])
+        found = {"switches": switches(archive, SWITCHES[engine]), **uses(archive, "ca_comm", MAKERS[engine])}
         if engine == "vllm":
             found["constructor"] = listed(
                 fit.parameters(read(f"{devices}custom_all_reduce.py"), "__init__", "CustomAllreduce")

@@ -114,7 +114,7 @@ class DropIn:
     @staticmethod
     def _fits(inp: torch.Tensor, limit: int | None) -> bool:
         size = inp.numel() * inp.element_size()
-        return 0 < size and (limit is None or size <= limit) and (inp.is_contiguous() or dense(inp))
+        return size > 0 and (limit is None or size <= limit) and (inp.is_contiguous() or dense(inp))
 
     def _sum(self, inp: torch.Tensor, out: torch.Tensor | None = None, **way: Any) -> torch.Tensor:
         """The sum, laid out in memory as `inp` is: a transposed tensor needs no copy."""

@@ -128,7 +128,6 @@ def all_gather(original: Any, group: Any, input_: Any, dim: int = -1, *arguments
 def install() -> list[str]:
     """What does not fit; nothing is done then."""
     import torch
-
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     if torch.cuda.is_available():

@@ -57,9 +57,7 @@ class CustomAllreduce(DropIn):
         self.max_size = max_size
         self.max_all_gather_size, self.max_reduce_scatter_size = max_all_gather_size, max_reduce_scatter_size
         usable = 2 <= dist.get_world_size(group) <= MAX_RANKS
-        super().__init__(
-            group, device, None if self.batch_invariant else max_size, Sizes(max_bytes=max_size), usable
-        )
+        super().__init__(group, device, None if self.batch_invariant else max_size, Sizes(max_bytes=max_size), usable)
 
     @property
     def fully_connected(self) -> bool:
@@ -109,7 +107,7 @@ class CustomAllreduce(DropIn):
         return False
 
     def custom_reduce_scatter(self, inp: torch.Tensor) -> torch.Tensor | None:
-        """This rank's part of the sum, or None, also where it is disabled: the caller then has another way."""
+        """The own part of the sum, or None, also where it is disabled: the caller then has another way."""
         return self._live().reduce_scatter(inp) if self.should_custom_reduce_scatter(inp) else None
 
     def custom_all_reduce(self, inp: torch.Tensor) -> torch.Tensor | None:

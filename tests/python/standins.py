@@ -40,7 +40,9 @@ class CustomAllreduce:
 class CudaCommunicator:
     def __init__(self, cpu_group, device):
         from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce
-        self.ca_comm = CustomAllreduce(group=cpu_group, device=device, symm_mem_enabled=True, register_graph_buffers=False)
+        self.ca_comm = CustomAllreduce(
+            group=cpu_group, device=device, symm_mem_enabled=True, register_graph_buffers=False
+        )
     def all_reduce(self, input_):
         ca_comm = self.ca_comm
         if ca_comm is not None and not ca_comm.disabled and ca_comm.should_custom_ar(input_):
@@ -59,7 +61,8 @@ class CpuCommunicator:
         self.dist_module.all_reduce(input_, group=self.device_group)
         return input_
     def all_gather(self, input_):
-        out = input_.new_empty((input_.shape[0] * torch.distributed.get_world_size(self.device_group), *input_.shape[1:]))
+        world = torch.distributed.get_world_size(self.device_group)
+        out = input_.new_empty((input_.shape[0] * world, *input_.shape[1:]))
         self.dist_module.all_gather_into_tensor(out, input_, group=self.device_group)
         return out
 """,

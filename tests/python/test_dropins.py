@@ -319,7 +319,9 @@ def check_sglang_push_only(group, rank, world):
         comm = onehop.sglang.CustomAllReduceV2(group, "cpu", LIMIT, **zero)
         assert not (comm.disabled or comm.pull_enabled or comm.max_pull_size or comm.has_multicast)
         for call, count in enumerate((16, 1040, LIMIT // 4)):
-            expect_sum(comm.custom_all_reduce(given(rank, count, torch.float32, call)), world, count, torch.float32, call)
+            expect_sum(
+                comm.custom_all_reduce(given(rank, count, torch.float32, call)), world, count, torch.float32, call
+            )
         assert not [one for one in comm.obj.stats().calls_by if one in onehop.sglang.PULLS]
         comm.close()
 
@@ -401,6 +403,21 @@ def found(request):
 @pytest.mark.parametrize("name", CHECKS)
 def test_between_processes(found, name):
     assert not any(found[name]), "\n".join(found[name])
+
+
+def sixteen(rank, world):
+    group = dist.new_group(backend="gloo")
+    for comm in (
+        onehop.sglang.CustomAllReduceV2(group, "cpu", 4096),
+        onehop.vllm.CustomAllreduce(group, "cpu", 4096),
+    ):
+        assert comm.should_custom_ar(torch.empty(100))
+        expect_sum(comm.custom_all_reduce(given(rank, 100, torch.float32)), world, 100, torch.float32)
+        comm.close()
+
+
+def test_sixteen_ranks():
+    ranks.run(16, sixteen)
 
 
 def test_matrix_of_the_reference():

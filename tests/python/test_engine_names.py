@@ -7,6 +7,7 @@ pip; with a folder instead of 1 from wheels that lie there.
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -14,9 +15,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-import onehop.sglang  # noqa: E402
-import onehop.vllm  # noqa: E402
-from onehop import _fit, _hook_sglang, _hook_vllm  # noqa: E402
+import onehop.sglang
+import onehop.vllm
+from onehop import _fit, _hook_sglang, _hook_vllm
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECORD = json.loads((ROOT / "tests" / "python" / "engine_names.json").read_text())
@@ -73,6 +74,19 @@ def test_hooks_of_sglang(version):
         if name.startswith(("fused", "custom_fused", "all_gather_", "should_custom_ag", "reduce_scatter")):
             assert not hasattr(onehop.sglang.CustomAllReduceV2, name)
     assert not onehop.sglang.CustomAllReduceV2.has_multicast
+
+
+def test_switches_of_the_document():
+    """Each variable and option that docs/engines.md names is one of each version of its engine."""
+    text = (ROOT / "docs" / "engines.md").read_text()
+    for engine, version in VERSIONS:
+        known = set(RECORD[engine][version]["switches"])
+        for name in re.findall(rf"\b{engine.upper()}_[A-Z0-9_]+", text):
+            assert name in known, f"{engine} {version} has no {name}: see tools/engine_names.py"
+        start = text.index("| engine | way |")
+        for line in text[start : text.index("\n\n", start)].splitlines():
+            if line.lower().startswith(f"| {engine} "):
+                assert set(re.findall(r"--[a-z][a-z-]+", line)) <= known, line
 
 
 def test_the_wheels_say_so():
