@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 
@@ -483,6 +484,36 @@ def errors(r):
     result = r.nccl.ncclAllReduce(None, ctypes.c_void_p(data.at), ctypes.c_size_t(1), FLOAT, SUM, None, None)
     equal(result, ARGUMENT, "all-reduce without a communicator")
     equal(r.nccl.ncclGetLastError(None), b"the stand-in's last error", "last error")
+
+
+@case()
+def abort_beside_a_call(r):
+    """A call that waits for a peer ends when another thread aborts the communicator; the peer's own call fails too."""
+    comm = r.init()
+    r.taken(comm, True)
+    data = Buffer(pack([1.0], FLOAT))
+    results = []
+
+    def wait():
+        results.append(r.nccl.ncclAllReduce(ctypes.c_void_p(data.at), ctypes.c_void_p(data.at), ctypes.c_size_t(1), FLOAT, SUM, comm, None))
+
+    if r.rank == 0:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.3)
+        begun = time.monotonic()
+        r.call("ncclCommAbort", comm)
+        thread.join()
+        check(time.monotonic() - begun < 2, "the abort took too long")
+        r.meet("aborted")
+    else:
+        r.meet("aborted")
+        error = ctypes.c_int(9)
+        r.call("ncclCommGetAsyncError", comm, ctypes.byref(error))
+        equal(error.value, 0, "error before a call meets it")
+        wait()
+        r.call("ncclCommAbort", comm)
+    equal(results, [REMOTE], "the call's result")
 
 
 @case(STAND_IN_FAIL="ncclCommInitRank:3")
