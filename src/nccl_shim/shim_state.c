@@ -59,6 +59,8 @@ static place *free_place(oh_nccl_comm comm) {
 }
 
 oh_shim_state *oh_shim_add(oh_nccl_comm comm) {
+    oh_shim_state *older = oh_shim_find(comm); /* it went in a way that the shim did not see */
+    if (older) oh_shim_end(older, true);
     oh_shim_remove(comm);
     pthread_mutex_lock(&lock);
     oh_shim_state *state = spare;
