@@ -258,6 +258,7 @@ def no_elements(r):
         r.reduce_scatter(comm, count=0)
         r.all_gather(comm, count=0)
         r.call("ncclAllReduce", None, None, ctypes.c_size_t(0), FLOAT, SUM, comm, None)
+    equal(r.count("ncclAllReduce"), 0, "all-reduces that NCCL saw")
     r.taken(comm, True)
     r.destroy(comm)
 
@@ -569,8 +570,8 @@ def reenter(r):
     before = r.count("ncclAllReduce")
     target = Buffer(b"\0" * 4)
     source = Buffer(pack([3.0, 4.0], FLOAT))
-    # The largest of two: NCCL's, which calls its all-reduce by the exported name.
-    r.call("ncclReduceScatter", ctypes.c_void_p(source.at), ctypes.c_void_p(target.at), ctypes.c_size_t(1), FLOAT, MAX, comm, None)
+    # The average is NCCL's, which calls all-reduce for a sum by the exported name: not the program's call.
+    r.call("ncclReduceScatter", ctypes.c_void_p(source.at), ctypes.c_void_p(target.at), ctypes.c_size_t(1), FLOAT, AVG, comm, None)
     equal(unpack(target.data(), FLOAT), [3.0 + r.rank], "reduce_scatter by all_reduce")
     equal(r.count("ncclAllReduce"), before + 1, "all-reduces of NCCL")
     equal(r.stand_in().stand_in_depth(), 0, "open groups of NCCL")
