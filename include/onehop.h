@@ -1,4 +1,4 @@
-/* onehop: the fastest all-reduce between the processors of one machine.
+/* onehop: all-reduce between the GPUs, or the CPU processes, of one machine.
  *
  * This header is the manual. It is the only header that is installed; it includes nothing of CUDA.
  *
@@ -11,9 +11,9 @@
  * Most programs need only onehop_create, onehop_all_reduce, onehop_synchronize, onehop_destroy.
  *
  * Rules that hold for every call below unless its comment says otherwise:
- *   - Functions that can fail return onehop_result: 0 is success, negative is an error. The calling
- *     thread's sentence about the last error is onehop_last_error(). Outputs (`*_out`) come last
- *     and are written only on success.
+ *   - Functions that can fail return onehop_result: 0 is success, negative is an error.
+ *     onehop_last_error() gives the calling thread a sentence about its last error. Outputs
+ *     (`*_out`) come last and are written only on success.
  *   - Config structs begin with struct_size; set it to sizeof the struct (ONEHOP_CONFIG_INIT does)
  *     and leave every other byte zero: zero means "default" for each field that says so.
  *   - destroy, close and free take NULL, return void, are local and never wait for a peer.
@@ -23,24 +23,24 @@
  *     STATE; destroy, close and free there release the child's copies and tell nobody anything. A
  *     child may make objects of its own (on CUDA, if its parent had not used the driver yet).
  *   - Ranks of one process on GPUs (threads, or onehop_create_all): set CUDA_MODULE_LOADING=EAGER
- *     before CUDA starts. By default CUDA loads a kernel when it is launched first, and that may
- *     wait for kernels that run: rank A's call runs and waits for rank B, whose thread cannot
- *     launch its call while it, or CUDA, loads some kernel of the program. It ends with TIMEOUT,
- *     whose sentence names the variable. Or launch every kernel of the program once before the
- *     first call.
+ *     before CUDA starts, or launch every kernel of the program once before the first call. By
+ *     default CUDA loads a kernel at its first launch, and may wait for running kernels to do so.
+ *     If rank A's call already runs, it waits for rank B; and rank B's thread cannot launch its
+ *     call while a kernel is being loaded. Both end with TIMEOUT, whose sentence names the
+ *     variable.
  *   - Nothing hangs for ever: a wait for a peer ends at the deadline (config timeout_ms, 300 s by
  *     default) with an error that names the peer. Time in which the process was stopped (SIGSTOP, a
  *     debugger, a suspended machine) does not count, in waits of the host; a GPU's clock goes on.
- *   - On a GPU calls of several communicators may be in flight together, in any order, if the
- *     program orders them alike on all ranks: where one is made to wait for another (one stream, an
- *     event, a wait of the host), it is so on every rank. See onehop_layout_config.max_blocks.
+ *   - On a GPU calls of several communicators may be in flight together, in any order. But where
+ *     the program makes one wait for another (by one stream, an event, or a wait of the host), it
+ *     must do so on every rank. See onehop_layout_config.max_blocks.
  *   - The library never changes the environment, the current CUDA device or signal handlers, never
  *     calls exit, and starts no thread but the worker of a host stream you create. Its descriptors
  *     are close-on-exec and above 2, also while 0 to 2 are closed; those of the GPU driver and
  *     other libraries that it opens are theirs.
- *   - No function takes more than 16 KB of the caller's stack, but for what the GPU driver, NVRTC
- *     and NCCL take. None ends early by pthread_cancel where it may wait or holds something: the
- *     request stays pending until the call returns.
+ *   - No function takes more than 16 KB of the caller's stack, besides what the GPU driver, NVRTC
+ *     and NCCL take. A pthread_cancel does not end a function that may wait or that holds
+ *     something: the request stays pending until the call returns.
  *
  * While the version is 0.x every rank of a group must run the same major.minor. */
 #ifndef ONEHOP_H
@@ -125,10 +125,9 @@ typedef enum onehop_result {
 ONEHOP_API const char *onehop_result_name(onehop_result result);
 ONEHOP_API const char *onehop_result_text(onehop_result result);
 
-/* The calling thread's last error as a sentence: what was expected, what was found, which rank.
- * Empty string if no call of this thread has failed. Owned by the library and valid until the
- * thread's next failing call. Set when the error is decided; successful calls leave it. Since
- * 0.1. */
+/* The calling thread's last error as a sentence: what was expected, what was found, and which rank
+ * is meant. It is an empty string if no call of this thread has failed. The library owns it; it is
+ * valid until the thread's next failing call. Successful calls leave it as it is. Since 0.1. */
 ONEHOP_API const char *onehop_last_error(void);
 
 /* ---- types ----------------------------------------------------------------------------------- */
@@ -148,9 +147,9 @@ typedef enum onehop_dtype {
 } onehop_dtype;
 
 /* Reductions. A sum is formed in fp32 in rank order 0..W-1, starting from rank 0's value, and
- * rounded once to the data type (nearest even). Hence the same bits on every rank, for every
- * algorithm of onehop and every message size; source multicast, which is opt-in, is outside this
- * promise. A NaN result is the canonical NaN 0x7FFF or 0x7FFFFFFF. */
+ * rounded once to the data type (nearest even). So every rank gets the same bits, by every
+ * algorithm of onehop and for every message size. Two opt-in ways are outside this promise: source
+ * multicast and the hand-over to NCCL. A NaN result is the canonical NaN 0x7FFF or 0x7FFFFFFF. */
 typedef enum onehop_op {
     ONEHOP_SUM = 1,
 } onehop_op;
@@ -163,8 +162,8 @@ typedef enum onehop_device_kind {
 } onehop_device_kind;
 
 /* Where a rank computes. `ordinal` is read only with kind ONEHOP_DEVICE_CUDA (the driver's order,
- * after CUDA_VISIBLE_DEVICES). AUTO takes LOCAL_RANK or the launcher's own variable for it if it is
- * set, else rank, modulo the number of GPUs. */
+ * after CUDA_VISIBLE_DEVICES). AUTO takes the GPU whose number is LOCAL_RANK or the launcher's own
+ * variable for it; if none is set, the rank modulo the number of GPUs. */
 typedef struct onehop_device {
     onehop_device_kind kind;
     int ordinal;
@@ -192,8 +191,9 @@ typedef enum onehop_algorithm {
     ONEHOP_HOST_GATHER = 13,  /* all-gather, host device: publish, copy from all */
 } onehop_algorithm;
 
-/* What ranks do together. Each algorithm serves one of these; SCATTER ones reduce-scatter, GATHER
- * ones all-gather, LOCAL_COPY all, the others all-reduce. */
+/* What ranks do together. Each algorithm serves one of these: SCATTER in its name is
+ * reduce-scatter, GATHER is all-gather, and the others are all-reduce. LOCAL_COPY serves all
+ * three. */
 typedef enum onehop_collective {
     ONEHOP_ALL_REDUCE = 0,
     ONEHOP_REDUCE_SCATTER = 1,
@@ -201,14 +201,14 @@ typedef enum onehop_collective {
 } onehop_collective;
 
 /* Where a pull algorithm reads. Push algorithms have none. MULTICAST: the switch between the GPUs
- * adds, in fp32 with one rounding, in an order of its own: bits may differ from those of all other
- * sources, and with 1SHOT_PULL, where each rank asks the switch for itself, from rank to rank. Not
- * validated on hardware, and off: it needs ONEHOP_MULTICAST=1 on all ranks of a context,
- * NCCL_NVLS_ENABLE unset or 1 or 2 (any other text forbids it, as 0 does),
- * TORCH_SYMM_MEM_DISABLE_MULTICAST unset or 0, and a GPU for each rank of which the
- * driver reports multicast. A failure while it is set up leaves it off, with a line in the log. The
- * host device emulates it, in rank order. While it is off the tuning table's rules that name it are
- * passed over, and calls that name it get ALGORITHM. */
+ * adds, in fp32 with one rounding, in an order of its own. Its bits may differ from those of all
+ * other sources; with 1SHOT_PULL, where each rank asks the switch for itself, also from rank to
+ * rank. It has not been validated on hardware, and is off by default. It needs, on all ranks of a
+ * context: ONEHOP_MULTICAST=1; NCCL_NVLS_ENABLE unset or 1 or 2 (any other text forbids it, as 0
+ * does); TORCH_SYMM_MEM_DISABLE_MULTICAST unset or 0; and a GPU of the rank's own for which the
+ * driver reports multicast. If its set-up fails it stays off, and a line in the log says so. The
+ * host device emulates it, in rank order. While it is off, rules of the tuning table that name it
+ * are passed over, and calls that name it get ALGORITHM. */
 typedef enum onehop_source {
     ONEHOP_SOURCE_NONE = 0,
     ONEHOP_SOURCE_WORKSPACE = 1, /* the input is first staged into the pull buffer */
@@ -259,8 +259,8 @@ typedef enum onehop_log_level {
 typedef void (*onehop_log_fn)(void *user, onehop_log_level level, const char *line);
 
 /* Sends the library's log lines to `log` instead of stderr; NULL restores stderr. Lines above the
- * level of the environment variable ONEHOP_LOG (default warn) are not made. Nothing is logged on
- * the launch path, but at level debug which rule chose, once for each kind of call. The call waits
+ * level of the environment variable ONEHOP_LOG (default warn) are not made. The launch path logs
+ * nothing, except at level debug: which rule chose, once for each kind of call. The call waits
  * until no other thread is inside the old function. Any thread. Since 0.1. */
 ONEHOP_API void onehop_set_log(onehop_log_fn log, void *user);
 
@@ -269,10 +269,10 @@ ONEHOP_API void onehop_set_log(onehop_log_fn log, void *user);
 /* Called inside waits; nonzero ends the wait. */
 typedef int (*onehop_wait_fn)(void *user);
 
-/* Sets the calling thread's wait hook; NULL, as at first, means none. Every wait of this thread
- * inside the library calls it about every 50 ms, so that a program can handle signals, or give up,
- * while it waits for a peer. A call that need not wait does not call it. If the hook returns
- * nonzero,
+/* Sets the calling thread's wait hook; NULL means none, which is the default. Every wait of this
+ * thread inside the library calls it about every 50 ms, so that a program can handle signals, or
+ * give up, while it waits for a peer. A call that need not wait does not call it. If the hook
+ * returns nonzero,
  *   - a collective set-up call (group, create, capture end, prepare, allocation) fails with
  *     INTERRUPTED here, and on the other ranks as if this rank had failed: with INTERRUPTED, or
  *     with PEER_LOST that names it. (A rank that needed nothing more of this one succeeds, and
@@ -291,8 +291,8 @@ ONEHOP_API void onehop_set_wait_hook(onehop_wait_fn hook, void *user);
 
 /* ---- group ----------------------------------------------------------------------------------- */
 
-/* Ranks 0..world_size-1 that exchange blobs and descriptors. Holds a mesh of close-on-exec sockets
- * (none within one process) through which the end of a peer's process is seen. */
+/* Ranks 0..world_size-1 that exchange blobs and descriptors. A group holds a mesh of close-on-exec
+ * sockets (none within one process), through which it sees the end of a peer's process. */
 typedef struct onehop_group onehop_group;
 
 /* All-gather supplied by the caller: `bytes` from `send` of every rank into `recv`, which holds
@@ -312,18 +312,18 @@ typedef struct onehop_group_config {
      * SLURM_STEP_NUM_TASKS (srun). */
     int rank;
     int world_size;
-    /* Ranks that give equal names are one group; any length, nothing on disk. NULL takes
-     * ONEHOP_NAME, else what tells jobs apart: MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RUN_ID,
-     * and of mpirun or srun PMIX_NAMESPACE, or SLURM_JOB_ID and SLURM_STEP_ID. Read only if
-     * allgather is NULL. Give each job a name of its own. If two jobs use one name the opening
-     * fails: with DISAGREEMENT if a launcher started both, else, if their ranks come within 0.1 s
-     * of each other, with DUPLICATE_RANK on all ranks. Jobs that come later than that could not be
-     * told apart, and where no launcher says which job this is the first opening of a name takes
-     * 0.1 s therefore. Names are per user and do not cross network or user namespaces. Another user
-     * cannot take or guess a name: it holds a secret from the kernel's keyring of this user. Where
-     * that is refused to some ranks (Docker's default profile) and not to others they do not find
-     * each other; where it is refused to all, names can be guessed by who shares the network
-     * namespace. */
+    /* Ranks that give equal names are one group. A name may have any length; it leaves nothing on
+     * disk. NULL takes ONEHOP_NAME, else what tells jobs apart: MASTER_ADDR, MASTER_PORT and
+     * TORCHELASTIC_RUN_ID of torchrun, PMIX_NAMESPACE of mpirun, or SLURM_JOB_ID and SLURM_STEP_ID.
+     * Read only if allgather is NULL. Give each job a name of its own. If two jobs use one name,
+     * the opening fails: with DISAGREEMENT if a launcher started both; otherwise, if their ranks
+     * come within 0.1 s of each other, with DUPLICATE_RANK on all ranks. Jobs that come later than
+     * that cannot be told apart. Therefore the first opening of a name takes 0.1 s where no
+     * launcher says which job this is. Names belong to a user and do not cross network or user
+     * namespaces. Another user cannot take or guess a name, because it holds a secret from the
+     * kernel's keyring of this user. If the keyring is refused to some ranks (Docker's default
+     * profile) and not to others, they do not find each other. If it is refused to all, anybody in
+     * the same network namespace can guess names. */
     const char *name;
     /* Instead of a name; both stay valid until onehop_group_close. */
     onehop_allgather_fn allgather;
@@ -336,11 +336,11 @@ typedef struct onehop_group_config {
 /* Collective: returns when all ranks have called it, on all ranks alike. Errors: NULL, RANK,
  * WORLD_SIZE, ENVIRONMENT, DUPLICATE_RANK, MISSING_PEER (names the ranks that did not come),
  * PEER_FAILED (a peer died meanwhile), DISAGREEMENT (version or world size), SEVERAL_HOSTS,
- * STRUCT_SIZE, MEMORY, SYSTEM. A rank that fails or dies ends the call on all within a second, with
- * the same rank named; a rank that calls later than half a second after that, and the others if the
- * dead one had not yet spoken to any of them, wait for their deadline. A rank that fails stays up
- * to a second to tell the others. Needs 2 * world_size descriptors at most, and keeps
- * 2 * (world_size - 1). Since 0.1. */
+ * STRUCT_SIZE, MEMORY, SYSTEM. If a rank fails or dies, the call ends on all ranks within a second,
+ * and all name the same rank. There are two exceptions, in which ranks wait for their deadline: a
+ * rank that calls more than half a second later, and all others if the dead rank had not yet spoken
+ * to any of them. A rank that fails stays up to a second to tell the others. The call needs at most
+ * 2 * world_size + 1 descriptors, and keeps 2 * (world_size - 1). Since 0.1. */
 ONEHOP_API onehop_result onehop_group_open(const onehop_group_config *config,
                                            onehop_group **group_out);
 
@@ -357,10 +357,10 @@ ONEHOP_API int onehop_group_rank(const onehop_group *group);
 ONEHOP_API int onehop_group_size(const onehop_group *group);
 
 /* Collective all-gather of `bytes` (at most 16 MiB, the same on all ranks) through the group;
- * `recv` holds world_size * bytes. For callers that bring their own storage and need to exchange
- * handles. After a failure other than NULL, ARGUMENT and STATE (forked) the group is broken and
- * must be closed; the peers hear the reason from the rank that fails first, so that all name the
- * same rank. Errors: NULL, ARGUMENT, STATE, MISSING_PEER (deadline), INTERRUPTED (wait hook),
+ * `recv` holds world_size * bytes. It serves callers that supply their own storage and need to
+ * exchange handles. After a failure other than NULL, ARGUMENT and STATE (forked) the group is
+ * broken and must be closed. The rank that fails first tells its peers the reason, so that all name
+ * the same rank. Errors: NULL, ARGUMENT, STATE, MISSING_PEER (deadline), INTERRUPTED (wait hook),
  * PEER_LOST, DISAGREEMENT (sizes differ), SYSTEM. Since 0.1. */
 ONEHOP_API onehop_result onehop_group_allgather(onehop_group *group, const void *send, void *recv,
                                                 size_t bytes);
@@ -421,17 +421,18 @@ typedef struct onehop_layout_config {
     /* Bytes of one half of the pull buffer (on the host: of what ranks exchange data in). A
      * multiple of 4096. Default: 32 MiB on CUDA, 1 MiB on the host. */
     size_t pull_bytes;
-    /* Largest grid of any call; all its blocks must fit on the smallest rank's device at once.
-     * Default: 64 on CUDA (long messages want one per multiprocessor, divided by the ranks on a
-     * GPU), 16 on the host. At most 1024. Kernels wait on the GPU for those of the peers. So of the
-     * grids of all communicators there, and of all their ranks, all but the largest single one must
-     * together have fewer blocks than the GPU has multiprocessors. Creation fails where those of
-     * this process would not (ARGUMENT; where 0 was given, UNSUPPORTED). Other processes on the
-     * GPU, NCCL and other kernels that wait for peers cannot be counted: leave them room. Where all
-     * grids together have at most as many blocks as there are multiprocessors, ranks may even
-     * differ in which calls they let wait for which. */
+    /* Largest grid of any call, in blocks; all of them must fit at once on the device of the rank
+     * with the smallest one. Default: 64 on CUDA, 16 on the host; at most 1024. Long messages are
+     * fastest with a block for each multiprocessor, divided by the ranks on a GPU. Kernels wait on
+     * the GPU for kernels of the peers. So take the grids of all communicators on a GPU, of all
+     * their ranks there: without the largest one, they must together have fewer blocks than the GPU
+     * has multiprocessors. If those of this process would have more, creation fails (with ARGUMENT;
+     * where 0 was given, with UNSUPPORTED). Other processes on the GPU, NCCL and other kernels that
+     * wait for peers cannot be counted: leave them room. If all grids together have at most as many
+     * blocks as there are multiprocessors, ranks may even differ in which calls they make wait for
+     * which. */
     uint32_t max_blocks;
-    /* Rows of the table of captured inputs. Default 4096 on CUDA, 256 on the host. */
+    /* Most registrations of captured calls at a time. Default 4096 on CUDA, 256 on the host. */
     uint32_t max_registrations;
 } onehop_layout_config;
 
@@ -452,27 +453,28 @@ ONEHOP_API onehop_result onehop_layout_get(const onehop_layout_config *config,
                                            onehop_layout *layout_out);
 
 /* Bits of the field `flags` of onehop_comm_config and onehop_config. Equal on all ranks. */
-/* CUDA: let the next kernel of the stream start once this call has begun to push. Your promise
- * that nothing else that spins (another communicator, NCCL) can be in flight on this GPU; as with
- * ORDERED, its grids are not counted. */
+/* CUDA: lets the next kernel of the stream start once this call has begun to push. By setting it
+ * you promise that nothing else that waits for peers (another communicator, NCCL) is in flight on
+ * this GPU. As with ORDERED, the communicator's grids are not counted. */
 #define ONEHOP_FLAG_EARLY_TRIGGER 1u
 /* CUDA: allows several processes on one GPU. Without the driver's MPS daemon the GPU serves them in
  * turn, which takes milliseconds a call; so it is refused without this flag. */
 #define ONEHOP_FLAG_SHARE_GPU 2u
-/* CUDA, contexts only: hand messages to NCCL where the tuning table has a rule for it, and calls
- * that name it. Also on with ONEHOP_NCCL=1. NCCL's library (ONEHOP_NCCL_LIB) is opened and a
- * communicator of it made at creation, on all ranks or none. Such calls run in the same stream and
- * graph and are counted, but NCCL sums in an order of its own: the bits may change with the message
- * size. They carry no signature and have no deadline: ranks that make different calls, and lost
- * peers, are found by our calls and onehop_status only. onehop_destroy may then wait for the peers
- * to do the same. */
+/* CUDA, contexts only: hands messages to NCCL where the tuning table has a rule for it, and calls
+ * that name it. ONEHOP_NCCL=1 does the same. Creation opens NCCL's library (ONEHOP_NCCL_LIB) and
+ * makes a communicator of it, on all ranks or on none. Such calls run in the same stream and graph
+ * and are counted, but NCCL sums in an order of its own: the bits may change with the message size.
+ * They carry no signature and have no deadline: only onehop's own calls and onehop_status find
+ * ranks that make different calls, and lost peers. onehop_destroy may wait for the peers to call it
+ * as well. */
 #define ONEHOP_FLAG_NCCL 4u
-/* CUDA, contexts only: sizes that are left open follow the tuning table without the cap of 16 MiB;
- * to 128 MiB. */
+/* CUDA, contexts only: sizes that are 0 in the config follow the tuning table up to 128 MiB, not 16
+ * MiB. */
 #define ONEHOP_FLAG_UNCAP 8u
-/* CUDA: your promise that no call of this communicator is in flight on a GPU beside one of another:
- * they share a stream, or events order them, alike on all ranks. Its grids are as large as if it
- * were alone, and are not counted with others' (onehop_layout_config.max_blocks). */
+/* CUDA: you promise that no call of this communicator is in flight on a GPU beside one of another
+ * communicator: they share a stream, or events order them, alike on all ranks. Then its grids are
+ * as large as if it were alone, and are not counted with others'
+ * (onehop_layout_config.max_blocks). */
 #define ONEHOP_FLAG_ORDERED 16u
 
 typedef struct onehop_comm onehop_comm;
@@ -496,24 +498,26 @@ typedef struct onehop_comm_config {
     uint32_t capability;
 } onehop_comm_config;
 
-/* Initialises one rank's memory: push slots to 0xFF, all words that a call looks at before it
- * writes them to zero. To be called by every rank on its own memory, once, and followed by a
- * barrier of the caller's before the first call of any rank. Blocks until the memory is written.
- * Memory of a communicator that died must not be armed again: allocate anew. Errors: NULL,
- * STRUCT_SIZE, ARGUMENT, WORLD_SIZE, ALIGNMENT, NO_DEVICE, DRIVER. Since 0.1. */
+/* Initialises one rank's memory: push slots to 0xFF, and to zero all words that a call reads before
+ * it writes them. Call it on every rank, once, on the rank's own memory; then hold a barrier of
+ * your own before any rank's first call. Blocks until the memory is written. Do not arm the memory
+ * of a communicator that died: allocate other memory. Errors: NULL, STRUCT_SIZE, ARGUMENT,
+ * WORLD_SIZE, ALIGNMENT, NO_DEVICE, DRIVER. Since 0.1. */
 ONEHOP_API onehop_result onehop_storage_arm(const onehop_layout_config *config,
                                             onehop_device device, void *symmetric, void *local,
                                             void *host);
 
-/* A communicator over armed memory, which the caller owns and keeps until after the destroy and
- * until all ranks' calls have ended: peers read and write it. Allocates no device memory and
- * exchanges nothing; that ranks read other tuning tables shows as MISMATCH of calls. Without a
- * group the loss of a peer shows by the deadline. Errors: NULL, STRUCT_SIZE, ARGUMENT, RANK,
- * WORLD_SIZE, ALIGNMENT, ENVIRONMENT, NO_DEVICE, UNSUPPORTED, MEMORY, DRIVER. Since 0.1. */
+/* A communicator over armed memory. The caller owns the memory, and keeps it until this rank's
+ * communicator is destroyed and the calls of all ranks have ended, because peers read and write it.
+ * Nothing is exchanged and no device memory is allocated. So if ranks read different tuning tables,
+ * their calls end with MISMATCH; and since there is no group, the loss of a peer shows at the
+ * deadline. Errors: NULL, STRUCT_SIZE, ARGUMENT, RANK, WORLD_SIZE, ALIGNMENT, ENVIRONMENT,
+ * NO_DEVICE, UNSUPPORTED, MEMORY, DRIVER. Since 0.1. */
 ONEHOP_API onehop_result onehop_comm_create(const onehop_comm_config *config,
                                             onehop_comm **comm_out);
 
-/* Local. Calls in flight must have ended (see onehop_synchronize) or the communicator be dead. */
+/* Local. Calls in flight must have ended (see onehop_synchronize), unless the communicator is
+ * dead. */
 ONEHOP_API void onehop_comm_destroy(onehop_comm *comm);
 
 /* How one call is to be done. Zero fields are chosen by onehop from values that are equal on all
@@ -530,12 +534,12 @@ typedef struct onehop_call {
      * will hold the addresses. A context takes its own and does not read this. */
     uint32_t registration;
     uint32_t reserved; /* 0 */
-    /* Memory of this rank's GPU, readable until the call has ended (captured: in every replay), of
-     * which the processors that the grid leaves idle bring the first 8 MiB into the L2 while the
-     * call waits: weights of the next matrix product, say. Begins, by programmatic dependent
-     * launch, before earlier work of the stream has ended; changes no result. 0 bytes: none.
-     * Without effect on the host device, alone in a group, in a grid of all processors and where
-     * NCCL serves. */
+    /* Memory of this rank's GPU, for example weights of the next matrix product. While the call
+     * waits, the processors that its grid leaves idle bring the first 8 MiB of it into the L2. It
+     * must be readable until the call has ended (captured: in every replay). Reading begins, by
+     * programmatic dependent launch, before earlier work of the stream has ended; it changes no
+     * result. 0 bytes: none. It has no effect on the host device, in a group of one rank, in a grid
+     * of all processors and where NCCL serves. */
     const void *prefetch;
     size_t prefetch_bytes;
 } onehop_call;
@@ -583,36 +587,38 @@ typedef struct onehop_config {
     int world_size;
     const char *name;
     onehop_device device;
-    /* Storage; equal on all ranks. Messages of any length work, longer ones in chunks: sizes are
-     * about speed and memory (onehop_stats tells both). push_bytes and pull_bytes, see
-     * onehop_layout_config, are taken as they are or refused. One that is 0 is, on CUDA, the
-     * longest message that the tuning table sends by push or by pull, up to max_bytes or, without
-     * it, 16 MiB and all push slots together 64 MiB; and pull_bytes at least twice that, between 1
-     * and 32 MiB, which all-gathers of long parts fill. On the host the layout's default, for push
-     * max_bytes. max_bytes: the longest message that should go in one piece; at most 128 MiB. */
+    /* Storage; equal on all ranks. Messages of any length work, longer ones in chunks: sizes decide
+     * about speed and memory only (onehop_stats tells the sizes in force). push_bytes and
+     * pull_bytes, see onehop_layout_config, are taken as they are or refused. max_bytes: the
+     * longest message that should go in one piece; at most 128 MiB. If push_bytes or pull_bytes is
+     * 0, on CUDA it becomes the longest message that the tuning table sends by push or by pull, up
+     * to max_bytes; without max_bytes, up to 16 MiB, and 64 MiB for all push slots together.
+     * pull_bytes then is also at least twice that limit, but within 1 and 32 MiB, because
+     * all-gathers of long parts fill it. On the host it becomes the layout's default, or max_bytes
+     * for push. */
     size_t max_bytes;
     size_t push_bytes;
     size_t pull_bytes;
-    /* See onehop_layout_config. 0, on CUDA: one for each multiprocessor of the smallest GPU,
-     * divided by the ranks on a GPU; where other communicators of the process leave less, half of
-     * what is left. So give small ones that are made first a max_blocks of their own.
+    /* See onehop_layout_config. 0 on CUDA means one block for each multiprocessor of the smallest
+     * GPU, divided by the ranks on a GPU; if other communicators of the process leave less, half of
+     * what is left. So give small communicators that are made first a max_blocks of their own.
      * onehop_would_use shows grids. */
     uint32_t max_blocks;
     uint32_t max_registrations;
     uint32_t timeout_ms; /* deadline of a call; 0: ONEHOP_TIMEOUT_MS or 300000 */
-    /* Deadline of collective calls, from now on also of a borrowed group's; 0: the group's. */
+    /* Deadline of collective calls, which a borrowed group takes over; 0: the group's. */
     uint32_t init_timeout_ms;
     uint32_t flags;    /* ONEHOP_FLAG_* */
     uint32_t reserved; /* 0 */
 } onehop_config;
 
-/* Collective: succeeds on all ranks or fails on all with the same message. World size 1 allocates
- * nothing. Blocks. On CUDA the primary context of the device is retained and the memory is
- * allocated there. The tuning table is read here, and must have the same rules on all ranks.
- * Errors: those of onehop_group_open, onehop_symmetric_alloc, onehop_comm_create; ENVIRONMENT for a
- * table that is not understood, with its line, and for any ONEHOP_ variable whose value is not
- * understood, also one that only another device or a later call would read; ARGUMENT or UNSUPPORTED
- * if its grids do not fit beside those of other communicators on a GPU
+/* Collective: succeeds on all ranks or fails on all with the same message. Blocks. With world size
+ * 1 nothing is allocated. On CUDA the library retains the primary context of the device and
+ * allocates the memory there. The tuning table is read here, and must have the same rules on all
+ * ranks. Errors: those of onehop_group_open, onehop_symmetric_alloc, onehop_comm_create;
+ * ENVIRONMENT for a table that is not understood, with its line, and for any ONEHOP_ variable whose
+ * value is not understood, also one that only another device or a later call would read; ARGUMENT
+ * or UNSUPPORTED if its grids do not fit beside those of other communicators on a GPU
  * (onehop_layout_config.max_blocks). Since 0.1. */
 ONEHOP_API onehop_result onehop_create(const onehop_config *config, onehop_context **context_out);
 
@@ -637,39 +643,38 @@ ONEHOP_API onehop_device onehop_get_device(const onehop_context *context);
 
 /* out[i] = sum over ranks of in[i], i < count, on every rank. in, out: `count` elements each, in
  * memory of the rank's device, aligned to their element; equal (in place) or disjoint. Both must
- * stay valid until the call has run; on return of a NULL-stream host call it has. count 0 does
- * nothing, on all ranks. `call`: NULL, onehop chooses; or the algorithm, source or grid that you
- * name. Order: stream order; calls of one context run in the order they were made,
- * also from different streams (the streams of the last eager and of the last captured call must
- * live until the next such call or the destroy). All ranks must make the same calls in the same
- * order; a difference ends in MISMATCH on all ranks. Capture: allowed; inside
- * onehop_capture_begin/_end pull algorithms use the captured pointers. May it block? Not on CUDA;
- * on a host stream only while 1024 calls are queued on it; a NULL-stream host call runs to its end.
- * On CUDA no allocation, lock or system call beyond the launch. Errors, nothing launched: NULL,
- * DTYPE, OP, ALIGNMENT, OVERLAP, TOO_LARGE, STREAM, STATE; with a call STRUCT_SIZE, ALGORITHM
- * (what it names cannot serve). Errors of calls that ran come from later
- * calls, onehop_synchronize and onehop_status (host, NULL stream: from this call): TIMEOUT,
- * PEER_LOST, MISMATCH, ABORTED, CALLS_OVERLAP. Then the content of `out` is undefined. Since
- * 0.1. */
+ * stay valid until the call has run; a host call with stream NULL has run when it returns. count 0
+ * does nothing, on all ranks. `call`: the algorithm, source or grid that you name; NULL, and onehop
+ * chooses. Order: stream order; calls of one context run in the order in which they were made, also
+ * on different streams (the streams of the last eager and of the last captured call must live until
+ * the next such call or the destroy). All ranks must make the same calls in the same order; a
+ * difference ends in MISMATCH on all ranks. Capture: allowed; inside onehop_capture_begin/_end pull
+ * algorithms use the captured pointers. It does not block on CUDA, where it makes no allocation,
+ * lock or system call beyond the launch. On a host stream it blocks only while 1024 calls are
+ * queued; on the host with stream NULL it runs to its end. Errors, nothing launched: NULL, DTYPE,
+ * OP, ALIGNMENT, OVERLAP, TOO_LARGE, STREAM, STATE; with a call STRUCT_SIZE, ALGORITHM (what it
+ * names cannot serve). Errors of calls that ran come from later calls, onehop_synchronize and
+ * onehop_status (host, NULL stream: from this call): TIMEOUT, PEER_LOST, MISMATCH, ABORTED,
+ * CALLS_OVERLAP. Then the content of `out` is undefined. Since 0.1. */
 ONEHOP_API onehop_result onehop_all_reduce(onehop_context *context, const void *in, void *out,
                                            size_t count, onehop_dtype dtype, onehop_op op,
                                            const onehop_call *call, onehop_stream stream);
 
-/* out[i] = sum over ranks of in[rank * count + i], i < count, of the calling rank's `rank`: each
- * rank gets its shard of what onehop_all_reduce would give all, bit for bit. `in` holds world_size
- * * count elements, `out` count; `out` is in + rank * count (in place, as NCCL has it; all other
- * elements of `in` stay as they are) or disjoint from all of `in`. Ranks may differ in that. In all
- * else as onehop_all_reduce: count 0, order, capture (over the communicator's own memory; nothing
- * is registered), errors. Fastest where in, out and the bytes of a shard are multiples of 16. Since
- * 0.1. */
+/* out[i] = sum over ranks of in[rank * count + i], i < count, where `rank` is the calling rank:
+ * each rank gets its shard of what onehop_all_reduce would give all, bit for bit. `in` holds
+ * world_size * count elements, `out` count; `out` is in + rank * count (in place, as NCCL has it;
+ * all other elements of `in` stay as they are) or disjoint from all of `in`. Ranks may differ in
+ * that. In all else as onehop_all_reduce: count 0, order, capture (over the communicator's own
+ * memory; nothing is registered), errors. Fastest where in, out and the bytes of a shard are
+ * multiples of 16. Since 0.1. */
 ONEHOP_API onehop_result onehop_reduce_scatter(onehop_context *context, const void *in, void *out,
                                                size_t count, onehop_dtype dtype, onehop_op op,
                                                const onehop_call *call, onehop_stream stream);
 
-/* out[r * bytes + i] = byte i of rank r's `in`, i < bytes, on every rank: bits are moved, of any
- * type and pattern. `in` holds `bytes` bytes, `out` world_size * bytes, at any address; `in` is out
- * + rank * bytes (in place, as NCCL has it) or disjoint from all of `out`. Ranks may differ in
- * that. All else as onehop_reduce_scatter; no DTYPE, OP, ALIGNMENT. Since 0.1. */
+/* out[r * bytes + i] = byte i of rank r's `in`, i < bytes, on every rank. Bytes are moved as they
+ * are, so any type will do. `in` holds `bytes` bytes, `out` world_size * bytes, at any address;
+ * `in` is out + rank * bytes (in place, as NCCL has it) or disjoint from all of `out`. Ranks may
+ * differ in that. All else as onehop_reduce_scatter; no DTYPE, OP, ALIGNMENT. Since 0.1. */
 ONEHOP_API onehop_result onehop_all_gather(onehop_context *context, const void *in, void *out,
                                            size_t bytes, const onehop_call *call,
                                            onehop_stream stream);
@@ -704,29 +709,30 @@ typedef struct onehop_query {
     const onehop_call *call; /* what the call names; NULL: nothing */
 } onehop_query;
 
-/* What such a call would do: exactly what it does. The first rule of the tuning tables (the file
- * that ONEHOP_TUNING names, then those compiled in; docs/design.md) that serves it; `onehop which`
- * says why not another. Pure function of the context's settings and the query, the same on all
- * ranks. With source GRAPH the call is staged if at the end of the capture some rank's memory
- * cannot be shared. NCCL has blocks and threads 0. Errors: NULL, STRUCT_SIZE, DTYPE, OP, ARGUMENT,
- * TOO_LARGE; ALGORITHM as of the call. Since 0.1. */
+/* Says which way a call would go; it is exactly the way that it goes. That is by the first rule of
+ * the tuning tables that serves it: those of the file that ONEHOP_TUNING names, then those compiled
+ * in (docs/design.md). `onehop which` says why the rules before it were passed over. A pure
+ * function of the context's settings and the query, the same on all ranks. A call with source GRAPH
+ * is staged after all if at the end of the capture some rank's memory cannot be shared. NCCL has
+ * blocks and threads 0. Errors: NULL, STRUCT_SIZE, DTYPE, OP, ARGUMENT, TOO_LARGE; ALGORITHM as of
+ * the call. Since 0.1. */
 ONEHOP_API onehop_result onehop_would_use(const onehop_context *context, const onehop_query *query,
                                           onehop_choice *choice_out);
 
 /* Capture. Between begin and end, calls whose stream is really being captured register their
- * pointers; end is collective, compares the captured calls of all ranks, exchanges handles and
- * fills the registrations. Capture the stream itself with the means of CUDA, or
- * onehop_host_stream_capture_begin. The graphs may be launched after end. Memory that pull calls
- * captured is then read by the peers, and with 2SHOT_PULL written by them: it must stay allocated
+ * pointers. End is collective: it compares the captured calls of all ranks, exchanges handles and
+ * fills the registrations. Capture the stream itself with the means of CUDA, or with
+ * onehop_host_stream_capture_begin. The graphs may be launched after end. In every replay peers
+ * read the memory that pull calls captured, and with 2SHOT_PULL write it. It must stay allocated
  * until the graphs of all ranks are destroyed; the peers unmap it at their next begin or destroy.
- * Memory of a kind that cannot be shared, or not aligned to 16 bytes, costs a copy and is no error.
- * Ranks must replay the same captured calls in the same order: the calls of a capture are numbered,
- * and ranks that replay different ones get MISMATCH before anything is read or stored. After a
- * failure (-3xx) of a call over captured memory a peer's call may still be running: it reads this
- * rank's input and stores to this rank's output until it has ended. Such a peer never says OK: it
- * fails as this rank did. So after a failure neither write, free nor use the memory of captured
- * calls until every peer's onehop_synchronize has returned, its context is destroyed or its process
- * has ended; a barrier of the program's own after onehop_synchronize tells. Not to be nested. The
+ * Memory that cannot be shared, or is not aligned to 16 bytes, costs a copy and is no error. Ranks
+ * must replay the same captured calls in the same order: the calls of a capture are numbered, and
+ * ranks that replay different ones get MISMATCH before anything is read or stored. After a failure
+ * (-3xx) of a call over captured memory a peer's call may still be running: it reads this rank's
+ * input and stores to this rank's output until it has ended. Such a peer never says OK: it fails as
+ * this rank did. So after a failure do not write, free or use the memory of captured calls until
+ * each peer's onehop_synchronize has returned, its context is destroyed or its process has ended. A
+ * barrier of the program's own after onehop_synchronize is enough. Captures cannot be nested. The
  * _all forms serve one thread that drives all `n` ranks of a group. Errors: NULL, STATE; end:
  * MISMATCH (which call differs on which rank), PEER_LOST, MISSING_PEER, MEMORY, DRIVER. Since
  * 0.1. */
@@ -743,12 +749,13 @@ typedef struct onehop_captured_input {
 } onehop_captured_input;
 
 /* For callers whose ranks can already reach each other's memory: instead of onehop_capture_end.
- * `inputs` lists the calls captured so far that take addresses, in order: writes at most `room` of
- * them and their number to *count_out (inputs_out may be NULL with room 0). `end_mapped` is
+ * `inputs` lists the calls captured so far that take addresses, in order. It writes at most `room`
+ * of them, and their number to *count_out (inputs_out may be NULL with room 0). `end_mapped` is
  * collective, compares as end does, and fills their registrations with the caller's addresses: in[i
- * * world_size + r] and out[...] are where this rank's device reaches rank r's memory of the i-th
- * of them, aligned to 16 bytes, valid as long as the graph. Errors: NULL, STATE, ARGUMENT (count is
- * not that of `inputs`), ALIGNMENT; those of onehop_capture_end. Since 0.1. */
+ * * world_size + r] and out[i * world_size + r] are where this rank's device reaches rank r's
+ * memory of the i-th call. They are aligned to 16 bytes and valid as long as the graph. Errors:
+ * NULL, STATE, ARGUMENT (count is not that of `inputs`), ALIGNMENT; those of onehop_capture_end.
+ * Since 0.1. */
 ONEHOP_API onehop_result onehop_capture_inputs(const onehop_context *context,
                                                onehop_captured_input *inputs_out, size_t room,
                                                size_t *count_out);
@@ -796,8 +803,8 @@ typedef struct onehop_stats {
     uint32_t registrations_total;
     uint64_t push_bytes; /* sizes in force, see onehop_layout */
     uint64_t pull_bytes;
-    /* Rows filled so far, gone ones included: captured calls that read the ranks' memory as it
-     * lies, and those that go over the workspace, on all ranks alike. */
+    /* Registrations filled so far, released ones included: of captured calls that read the ranks'
+     * memory directly, and of those that go over the workspace. The same on all ranks. */
     uint64_t registrations_direct;
     uint64_t registrations_staged;
     uint64_t reserved[4];
@@ -836,19 +843,19 @@ typedef struct onehop_norm {
  *   y = r * 1/sqrt(mean(r^2) + eps) * w      in fp32, each step rounded to fp32
  *   normed = round(y),   quantised = e4m3(y / scale), above 448 to 448,   w = weight or weight + 1
  * With row_scales the scale of a row is max|y| / 448, at least 2^-126. The sum over ranks is not
- * rounded by itself, so r is nearer to the exact value than after an all-reduce; the norm is that
- * of the r that residual_out shows. The squares are added by a tree that depends on hidden and type
- * only: the same bits on all ranks, for every algorithm, grid and number of rows, on the host and
- * on GPUs. NaN as in onehop_all_reduce; a sum of squares beyond the range of fp32 makes y 0 or NaN.
- * normed or residual_out may be x or residual_in (the same rows); else outputs are disjoint from
- * inputs and from each other, where rows may lie between rows. `call` (NULL: onehop chooses) may
- * name 1SHOT_PUSH, 2SHOT_PUSH (with fewer rows than ranks, or rows longer than a quarter of a slot,
- * 1SHOT_PUSH runs in its place), on the host also HOST_1SHOT (rows to pull_bytes / (2 world_size)),
- * and a grid. rows 0 does nothing. Ranks must agree on rows, hidden, dtype, flags, eps and on
- * whether residual_in is given; else MISMATCH. A row, rounded up to 16 bytes, must fit half a push
- * slot (onehop_stats.push_bytes). Groups of 2 ranks and more. Everything else as onehop_all_reduce,
- * capture included. Errors, nothing launched: NULL, ARGUMENT, STRUCT_SIZE, DTYPE, ALIGNMENT,
- * OVERLAP, TOO_LARGE, ALGORITHM, WORLD_SIZE, STREAM. Since 0.1. */
+ * rounded by itself, so r is nearer to the exact value than after an all-reduce. The norm is that
+ * of the r that residual_out shows. The squares are added by a tree that depends only on hidden and
+ * type. So all ranks get the same bits, for every algorithm, grid and number of rows, on the host
+ * and on GPUs. NaN as in onehop_all_reduce; a sum of squares beyond the range of fp32 makes y 0 or
+ * NaN. normed or residual_out may be x or residual_in, with the same rows. Otherwise outputs are
+ * disjoint from inputs and from each other; rows of one may lie between rows of another. `call`
+ * (NULL: onehop chooses) may name 1SHOT_PUSH, 2SHOT_PUSH (with fewer rows than ranks, or rows
+ * longer than a quarter of a slot, 1SHOT_PUSH runs in its place), on the host also HOST_1SHOT (rows
+ * to pull_bytes / (2 world_size)), and a grid. rows 0 does nothing. Ranks must agree on rows,
+ * hidden, dtype, flags, eps and on whether residual_in is given; else MISMATCH. A row, rounded up
+ * to 16 bytes, must fit half a push slot (onehop_stats.push_bytes). Groups of 2 ranks and more.
+ * Everything else as onehop_all_reduce, capture included. Errors, nothing launched: NULL, ARGUMENT,
+ * STRUCT_SIZE, DTYPE, ALIGNMENT, OVERLAP, TOO_LARGE, ALGORITHM, WORLD_SIZE, STREAM. Since 0.1. */
 ONEHOP_API onehop_result onehop_all_reduce_norm(onehop_context *context, const onehop_norm *norm,
                                                 const onehop_call *call, onehop_stream stream);
 ONEHOP_API onehop_result onehop_comm_all_reduce_norm(onehop_comm *comm, const onehop_norm *norm,
@@ -890,10 +897,10 @@ ONEHOP_API onehop_result onehop_tp_qknorm(onehop_context *context, const onehop_
 ONEHOP_API onehop_result onehop_comm_tp_qknorm(onehop_comm *comm, const onehop_qknorm *qknorm,
                                                const onehop_call *call, onehop_stream stream);
 
-/* Blocks of onehop_tp_qknorm, of the widths and type of `qknorm` (its pointers are not read), that
- * are on this rank's device at once: what max_blocks could be used by it. A grid has one for the
- * signature, one for each token, and at most max_blocks. Errors: those of the arguments,
- * WORLD_SIZE, DRIVER. Since 0.1. */
+/* How many blocks of onehop_tp_qknorm this rank's device holds at once, for the widths and type of
+ * `qknorm` (its pointers are not read). A larger max_blocks would be of no use to it. A grid has
+ * one block for the signature and one for each token, and at most max_blocks. Errors: those of the
+ * arguments, WORLD_SIZE, DRIVER. Since 0.1. */
 ONEHOP_API onehop_result onehop_tp_qknorm_max_blocks(onehop_context *context,
                                                      const onehop_qknorm *qknorm,
                                                      uint32_t *blocks_out);
@@ -903,9 +910,9 @@ ONEHOP_API onehop_result onehop_tp_qknorm_max_blocks(onehop_context *context,
 /* On CUDA the library's own sources can be compiled again while it runs, by NVRTC (a library of the
  * CUDA toolkit and of PyTorch's wheels, opened if it is there; ONEHOP_NVRTC names it), for exactly
  * the GPU that is there. What was compiled is kept on disk: ONEHOP_CACHE_DIR, else
- * $XDG_CACHE_HOME/onehop, else ~/.cache/onehop; a cache that cannot be used costs time and a line
- * in the log. ONEHOP_JIT=off forbids it all. A context whose GPU the library has no code for is
- * created with such kernels. */
+ * $XDG_CACHE_HOME/onehop, else ~/.cache/onehop; if the cache cannot be used, the log says so and
+ * kernels are compiled again. ONEHOP_JIT=off forbids all of this. If the library has no code for a
+ * context's GPU, the context is created with such kernels. */
 
 /* Build kernels also where those that are loaded were compiled for exactly this GPU already. */
 #define ONEHOP_PREPARE_ALWAYS 1u
@@ -946,8 +953,8 @@ typedef struct onehop_expression_config {
      *   i         index of the element in the message, unsigned 64 bits
      *   row, col  i / row_length and i % row_length
      * the scalars (float) and arrays (indexed, elements read as float) named below, and the device
-     * functions of CUDA. A constant wants its f: 0.5f. It is code and runs as such: take it only
-     * from whom you trust. Indices into arrays are not checked. */
+     * functions of CUDA. A constant needs its f: 0.5f. It is code and runs as such: take it only
+     * from people you trust. Indices into arrays are not checked. */
     const char *expression;
     onehop_dtype dtype;                   /* of the messages */
     uint32_t reserved;                    /* 0 */

@@ -1,5 +1,5 @@
 # labels: quick
-"""src/protocol/algorithms.def is the one list of algorithms: the header's enum, Python's and the names that tables,
+"""Property: src/protocol/algorithms.def is the one list of algorithms: the header's enum, Python's and the names that tables,
 instances and documents use are those of the list, and nothing else is."""
 
 import ast

@@ -1,6 +1,6 @@
 # labels: serial timeout=120
-"""The comparison scripts of bench/ as far as they need no peer: what is missing is said loudly, orders reach all ranks
-and failures come back, ratios and wrong data are reported, pictures read both kinds of JSON."""
+"""Property: the comparison scripts of bench/, as far as they need no peer, say loudly what is missing, bring orders to all
+ranks and failures back, report ratios and wrong data, and make pictures of both kinds of JSON."""
 
 import importlib.util
 import json

@@ -1,5 +1,6 @@
-/* A program's own view of captured calls that read its memory: who replays another graph than its
- * peers, and who says OK while a peer has given up (test_direct_lanes has the bodies). */
+/* Property: of captured calls that read the ranks' memory, a rank that replays another graph than
+ * its peers gets an error, and no rank says OK with wrong sums after a peer has given up. This is
+ * the view of a program; test_direct_lanes has the bodies. */
 /* The program writes what a peer still reads: no tsan. */
 /* labels: quick tsan-off */
 #include "fault_kit.h"

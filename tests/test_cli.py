@@ -1,5 +1,6 @@
 # labels: serial timeout=300
-"""The command line as a user meets it: flags, tables, JSON, exit codes, lost ranks, Ctrl-C."""
+"""Property: the command line does what its help says, as a user meets it: flags, tables, JSON, exit codes, lost ranks,
+Ctrl-C."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-/* The command's own waits end: a barrier to which a rank does not come, and the measure of the
- * floor on a machine whose cores are taken. */
+/* Property: the command's own waits end: at a barrier to which a rank does not come, and in the
+ * measurement of the floor on a machine whose cores are taken. */
 /* labels: serial asan-off tsan-off */
 #include "harness.h"
 

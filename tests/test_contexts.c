@@ -1,6 +1,6 @@
-/* The context as one thread uses it that drives all ranks on host streams: capture and replay,
- * mismatched captures, several streams, replays that overlap, what a call will use, counters; and a
- * group of one rank. */
+/* Property: one thread can drive the contexts of all ranks on host streams. Captures and replays
+ * are right, on several streams too; captures that differ and replays that overlap are refused;
+ * onehop_would_use and the counters say what runs. A group of one rank does the same. */
 /* labels: quick */
 #include "fault_kit.h"
 

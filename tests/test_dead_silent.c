@@ -1,5 +1,5 @@
-/* Calls that are still queued when a communicator dies send nothing: no data, no signature, no
- * progress. Else a peer would finish its next call on them. */
+/* Property: calls that are still queued when a communicator dies send nothing: no data, no
+ * signature, no progress. A peer that got any of these could finish its next call on them. */
 /* labels: quick */
 #include "harness.h"
 

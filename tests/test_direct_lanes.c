@@ -1,11 +1,11 @@
-/* Captured pull calls that read the ranks' memory as it lies, when something goes wrong:
+/* Property: captured pull calls that read the ranks' memory directly store nothing wrong and say OK
+ * only with right sums, when something goes wrong:
  *   crossed   ranks replay different captured calls: all of them say MISMATCH, and no byte is
  *             stored, though the data blocks run before the signature block
  *   gives up  the last rank's deadline ends its wait for rank 0, which is held at the n-th access
- *             of its
- *             call, for all n; then it writes to its input. A rank that says OK has the right sums,
- *             and no more than the unit in flight is stored to the last rank's output after its
- *             call
+ *             of its call, for all n; then it writes to its input. A rank that says OK has the
+ *             right sums, and no more than the unit in flight is stored to the last rank's output
+ *             after its call
  * Also a program that tests/mutants builds from altered sources.
  *
  * test_direct_lanes [deadline in ms [calls in percent]] */

@@ -1,5 +1,6 @@
-/* One rank does something else than its peers: other calls, other settings, the number of another,
- * or nothing at all. All ranks get the same error, in time, naming the same rank. */
+/* Property: if one rank does something else than its peers, all ranks get the same error, in time,
+ * naming the same rank. The rank makes other calls, has other settings or another rank's number, or
+ * does nothing at all. */
 /* labels: quick waits */
 #include "fault_kit.h"
 

@@ -1,7 +1,8 @@
-/* Sizes and addresses at every edge: one element below, at and above each limit of each algorithm;
- * counts 1..2W, sizes of 1..257 bytes and of 1..20W units; pointers off by 0..15 bytes, otherwise
- * on each rank; in place, out of place, touching, and the overlap that is refused. Guard bytes
- * around every output. */
+/* Property: sums are right, and nothing beside the outputs changes, for sizes and addresses at
+ * every edge: one element below, at and above each limit of each algorithm; counts 1..2W, sizes of
+ * 1..257 bytes and of 1..20W units; pointers off by 0..15 bytes, otherwise on each rank; in place,
+ * out of place and touching. Buffers that overlap in part are refused. Guard bytes lie around every
+ * output. */
 /* labels: quick tsan-off timeout=240 */
 #include "harness.h"
 #include "rank_contexts.h"

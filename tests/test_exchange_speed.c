@@ -1,11 +1,10 @@
-/* How much the library adds to the least that two processes must do. 4 KiB of bf16: the median call
- * against a bare exchange written here (copy into shared memory, one flag, sum by vectors), in
- * alternating blocks of one run, both in units of the two cores' round trip as well. 32 MiB of
- * fp32: against one core's memcpy of as much, with the other core at rest.
+/* Property: the library adds little to the least that two processes must do. The median call of 4
+ * KiB of bfloat16 takes at most 1.3 times as long as a bare exchange written here (copy into shared
+ * memory, one flag, sum by vectors), measured in alternating blocks of one run. 32 MiB of float32
+ * go at a fifth or more of the rate of one core's memcpy of as much, with the other core at rest.
  *
- * Fails if the median is more than 1.3 times the bare one, or the rate less than a fifth of
- * memcpy's, in the best of five attempts. Where the ranks did not have two cores to themselves, it
- * says so and is skipped. */
+ * The best of five attempts counts. Figures are also given in units of the two cores' round trip.
+ * Where the ranks did not have two cores to themselves, the test says so and is skipped. */
 /* labels: serial asan-off tsan-off */
 #include "harness.h"
 #include "rank_contexts.h"

@@ -1,8 +1,8 @@
 # labels: timeout=300
-"""Models of the protocols under weak store order: all interleavings (tests/explorer).
+"""Property: the library's protocols hold in every state that their models reach under weak store order, and variants with
+one rule broken are caught (tests/explorer).
 
-Builds the explorer with CC (default cc) and runs its table: models of the library's protocols must hold in every
-reachable state, variants with one rule broken must be caught. `test_explorer.py --long` adds models that take minutes;
+Builds the explorer with CC (default cc) and runs its table. `test_explorer.py --long` adds models that take minutes;
 further arguments go to the explorer (`--only TEXT`, `--trace`). Skipped (77) without a C compiler.
 """
 

@@ -1,8 +1,8 @@
-/* labels: quick tsan-off timeout=60 */
+/* Property: whatever a forked child does with its copies of its parent's objects ends in STATE or
+ * frees the copy alone. The parent's group, its peers and its results never notice. Objects that
+ * the child makes itself work. */
 /* tsan-off: it starts no threads after a fork. */
-/* A forked child holds copies of its parent's objects. Whatever it does with them ends in STATE, or
- * frees the copy alone: the parent's group, its peers and its results never notice. Objects of its
- * own work. */
+/* labels: quick tsan-off timeout=60 */
 #include "fault_kit.h"
 
 #define COUNT 1000

@@ -1,7 +1,8 @@
-/* Bodies of the fused operations with two and three lanes per rank, blocks spread over them, under
- * adverse scheduling (support/lanes.h): the one-shot and the two-shot norm and tp_qknorm after one
- * another, any grid after any grid, counters about to wrap, many chunks with one lane held back,
- * words that look like the sentinel. Also a program that tests/mutants builds from altered sources.
+/* Property: the bodies of the fused operations give right bits under adverse scheduling
+ * (support/lanes.h), with two and three lanes per rank and blocks spread over them: the one-shot
+ * and the two-shot norm and tp_qknorm after one another, any grid after any grid, counters about to
+ * wrap, many chunks with one lane held back, words that look like the sentinel. Also a program that
+ * tests/mutants builds from altered sources.
  *
  * test_fused_lanes [deadline in ms [calls in percent]] */
 /* labels: quick timeout=120 */

@@ -1,6 +1,6 @@
-/* Fused operations go by rules of the tables: over a sweep of shapes these choose algorithm, pieces
- * and grid as the formula does that they are made from; a file's rules come first; what it may say
- * of fused operations. */
+/* Property: fused operations are chosen by rules of the tables. Over a sweep of shapes the rules
+ * choose the algorithm, pieces and grid of the formula that they were made from. A file's rules
+ * come first, and what it says wrongly of fused operations is refused. */
 /* labels: quick */
 #include "harness.h"
 

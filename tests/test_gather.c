@@ -1,8 +1,10 @@
-/* Reduce-scatter and all-gather through contexts, as threads and as processes, against the scalar
- * reference and against our own all-reduce, bit for bit: all types, numbers of ranks, algorithms,
- * odd counts, places that are aligned to an element only, in place and out of place, regions so
- * small that messages go in many chunks, all-reduces in between; then graphs, disagreement, and
- * arguments that are refused. */
+/* Property: reduce-scatter and all-gather through contexts, as threads and as processes, give the
+ * bits of the scalar reference and of our own all-reduce; ranks that disagree all get the same
+ * error, and wrong arguments are refused.
+ *
+ * All types, numbers of ranks, algorithms, odd counts, places that are aligned to an element only,
+ * in place and out of place, buffers so small that messages go in many chunks, all-reduces in
+ * between, eager and in graphs. */
 /* ThreadSanitizer sees the bodies in test_parts_lanes, in less time. */
 /* labels: quick timeout=120 tsan-off */
 #include "harness.h"

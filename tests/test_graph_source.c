@@ -1,8 +1,10 @@
-/* 1shot_pull and 2shot_pull over registrations of captured inputs, through the public API, on
- * communicators over the program's own memory: ranks are threads, whose inputs and outputs all can
- * reach. Registrations direct and staged, filled by hand; graphs replayed over changed inputs and
- * changed registrations; registrations that are empty or recycled; peers that are late or missing
- * at either barrier. Results equal 1shot_push's bit for bit. */
+/* Property: 1shot_pull and 2shot_pull over registrations of captured inputs give the bits of
+ * 1shot_push, through the public API, on communicators over the program's own memory. Replays over
+ * registrations that are empty or recycled, or with peers that are late or missing at either
+ * barrier, end in the error that says so.
+ *
+ * Ranks are threads, whose inputs and outputs all can reach. Registrations, direct and staged, are
+ * filled by hand; graphs are replayed over changed inputs and changed registrations. */
 /* labels: quick */
 #include "fault_kit.h"
 #include "reference.h"

@@ -1,7 +1,7 @@
-/* labels: quick
- * The host device: which device is opened, shareable memory (one mapping within a process, import
- * by another one, what is refused, nothing left behind) and the running of a kernel in the calling
- * thread. */
+/* Property: the host device is opened as its config and environment say. Memory that it shares has
+ * one mapping within a process, holds the same bytes for a process that imports it, and leaves
+ * nothing behind; what cannot be shared is refused. A kernel runs in the calling thread. */
+/* labels: quick */
 #include "device/device.h"
 
 #include "harness.h"

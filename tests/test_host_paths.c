@@ -1,7 +1,7 @@
-/* host_1shot and host_2shot, and 1shot_push among them, under adverse scheduling (support/lanes.h):
- * copies and sums interrupted in the middle, stores to peers delayed, messages of one chunk and of
- * many following each other at once, counters about to wrap, a call on which ranks disagree. Also
- * the program that tests/mutants builds from altered sources.
+/* Property: host_1shot and host_2shot, and 1shot_push among them, give right sums under adverse
+ * scheduling (support/lanes.h): copies and sums interrupted in the middle, stores to peers delayed,
+ * messages of one chunk and of many following each other at once, counters about to wrap, a call on
+ * which ranks disagree. Also the program that tests/mutants builds from altered sources.
  *
  * test_host_paths [deadline in ms [calls in percent]] */
 /* labels: quick timeout=240 */

@@ -1,5 +1,6 @@
-/* labels: quick
- * Streams of the host device: order, capture and replay, order between two streams, misuse. */
+/* Property: streams of the host device run their work in order, also after another stream's; what
+ * is captured runs at each replay and not before; misuse is refused. */
+/* labels: quick */
 #include "device/device.h"
 
 #include "harness.h"

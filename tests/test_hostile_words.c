@@ -1,6 +1,6 @@
-/* What a peer writes into this rank's control page is looked at before it is used: whatever words
- * lie there, a call ends with a failure that names a rank there is, or none, and never with OK.
- * Likewise memory that is smaller than a peer says. */
+/* Property: what a peer writes into this rank's control page is checked before it is used. Whatever
+ * words lie there, a call ends with a failure that names a rank there is, or none, and never with
+ * OK. So does one over memory that is smaller than a peer says. */
 /* labels: quick */
 #include "harness.h"
 

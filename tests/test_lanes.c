@@ -1,7 +1,7 @@
-/* 1shot_push with two and three lanes per rank, blocks spread over them, under adverse scheduling
- * (support/lanes.h): counters about to wrap, many chunks with one lane held back, any grid after
- * any grid, words that look like the sentinel, a call on which ranks disagree. Also the program
- * that tests/mutants builds from altered sources.
+/* Property: 1shot_push gives right sums under adverse scheduling (support/lanes.h), with two and
+ * three lanes per rank and blocks spread over them: counters about to wrap, many chunks with one
+ * lane held back, any grid after any grid, words that look like the sentinel, a call on which ranks
+ * disagree. Also the program that tests/mutants builds from altered sources.
  *
  * test_lanes [deadline in ms [calls in percent]] */
 /* labels: quick timeout=240 */

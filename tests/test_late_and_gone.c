@@ -1,6 +1,7 @@
-/* Ranks that come late, leave early, or are told to stop: late by seconds between set-up and first
- * call; destroyed right after the last call while peers are still in it, or while peers still call;
- * abort and deadline beside a waiting call; SIGTERM. */
+/* Property: ranks may come late and leave early. A rank that is late by seconds between set-up and
+ * first call is waited for; one that is destroyed right after its last call harms no peer that is
+ * still in it, and is named by peers that call again; abort, deadline and SIGTERM end a waiting
+ * call. */
 /* labels: quick waits */
 #include "fault_kit.h"
 

@@ -1,6 +1,6 @@
-/* A rank is killed, stopped or exits in the middle of calls: the others all get the same error
- * naming it, in time; a stopped rank that goes on names itself; a new group of the same name works
- * at once. */
+/* Property: if a rank is killed, stopped or exits in the middle of calls, the others all get the
+ * same error naming it, in time. A stopped rank that goes on names itself. A new group of the same
+ * name works at once. */
 /* labels: quick waits */
 #include "fault_kit.h"
 

@@ -1,7 +1,7 @@
-/* Every world size, data type, algorithm and count against the scalar reference, bit for bit, on
- * all ranks, as processes and as threads, in place and out of place.
+/* Property: every world size, data type, algorithm and count gives the bits of the scalar reference
+ * on all ranks, as processes and as threads, in place and out of place.
  *
- * Two and three ranks take every count 0..1025 in both forms; the others take every count in one
+ * Two and three ranks take every count 0..1025 in both forms. The others take every count in one
  * form for the automatic choice and a sample that moves with the combination for the named
  * algorithms, so that each (world size, type, algorithm) and, over all world sizes, each count are
  * there. Every combination also takes 1 MiB + 3 elements. Each call reads another window of its

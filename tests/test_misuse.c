@@ -1,5 +1,5 @@
-/* Every wrong argument gets its own status and a sentence that says what was expected and found,
- * and leaves the object as good as it was. */
+/* Property: every wrong argument gets its own status and a sentence that says what was expected and
+ * found, and leaves the object as good as it was. */
 /* labels: quick */
 #define ONEHOP_EXPERIMENTAL
 #include "fault_kit.h"

@@ -1,5 +1,6 @@
-/* Source multicast on the host device, which emulates it: results bit for bit, eager and replayed,
- * in windows and whole, for threads and processes; and everything that keeps it off. */
+/* Property: calls by source multicast, which the host device emulates, give the bits of the scalar
+ * reference, eager and replayed, in windows and whole, for threads and processes. Whatever keeps
+ * multicast off on one rank keeps it off on all. */
 /* labels: quick timeout=120 */
 #include "harness.h"
 #include "reference.h"

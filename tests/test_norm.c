@@ -1,7 +1,9 @@
-/* onehop_all_reduce_norm on the host device: every algorithm against the reference of
- * norm_reference.h, bit for bit on all ranks, for 2 to 8 and 16 ranks, types, odd hidden sizes, row
- * strides and alignments that differ from rank to rank, in place, quantised, one piece and chunks;
- * NaN, infinities, zeros; calls that differ between ranks; bad arguments; capture and replay. */
+/* Property: onehop_all_reduce_norm on the host device gives the bits of norm_reference.h on all
+ * ranks, by every algorithm; calls that differ between ranks fail on all, and bad arguments are
+ * refused.
+ *
+ * 2 to 8 and 16 ranks, types, odd hidden sizes, row strides and alignments that differ from rank to
+ * rank, in place, quantised, one piece and chunks; NaN, infinities, zeros; capture and replay. */
 /* ThreadSanitizer sees the bodies in test_fused_lanes, in less time. */
 /* labels: quick timeout=120 tsan-off */
 #include "harness.h"

@@ -1,5 +1,5 @@
 # labels: asan-off tsan-off timeout=60
-"""tests/gpu/onehop_ctypes.py against the header: sizes, offsets, values; and a call through it."""
+"""Property: tests/gpu/onehop_ctypes.py has the sizes, offsets and values of the header, and a call through it is right."""
 
 import ctypes
 import os

@@ -1,6 +1,6 @@
 # labels: serial timeout=180
-"""Files that the command writes: never through a link or over what is no file, refused before the work, and output
-that does not arrive is an error."""
+"""Property: the command writes its files never through a link or over what is no file, refuses them before the work, and
+takes output that does not arrive for an error."""
 
 import argparse
 import contextlib

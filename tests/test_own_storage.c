@@ -1,6 +1,7 @@
-/* Communicators over memory that the program brings: from onehop_symmetric_alloc, between threads
- * and processes, and over its own shared mapping between forked ranks that never met in a
- * rendezvous. Registrations of captured inputs. */
+/* Property: communicators over memory that the program brings give right sums: over memory from
+ * onehop_symmetric_alloc, between threads and processes; over the program's own shared mapping,
+ * between forked ranks that never met in a rendezvous; and with registrations of captured
+ * inputs. */
 /* labels: quick */
 #include "fault_kit.h"
 

@@ -1,8 +1,8 @@
-/* Reduce-scatter and all-gather with one to three lanes per rank under adverse scheduling
- * (support/lanes.h): each body alone and all in turn, with all-reduces among them, many chunks with
- * one lane held back, any grid after any grid, counters about to wrap and past 2^31 with flags
- * never written, calls on which ranks disagree. Also the program that tests/mutants builds from
- * altered sources.
+/* Property: reduce-scatter and all-gather give right bits under adverse scheduling
+ * (support/lanes.h), with one to three lanes per rank: each body alone and all in turn, with
+ * all-reduces among them, many chunks with one lane held back, any grid after any grid, counters
+ * about to wrap and past 2^31 with flags never written, calls on which ranks disagree. Also the
+ * program that tests/mutants builds from altered sources.
  *
  * test_parts_lanes [deadline in ms [calls in percent]] */
 /* labels: quick timeout=240 */

@@ -1,5 +1,6 @@
-/* A pause of the whole job counts toward no deadline: all ranks are stopped for longer than that,
- * in the middle of each kind of wait, and go on. A rank that stays away still runs into it. */
+/* Property: a pause of the whole job counts toward no deadline. All ranks are stopped for longer
+ * than the deadline, in the middle of each kind of wait, and go on. A rank that stays away still
+ * runs into it. */
 /* labels: waits */
 #include "harness.h"
 

@@ -1,8 +1,9 @@
-/* 1shot_pull, 2shot_pull and 2shot_push with two and three lanes per rank under adverse scheduling
- * (support/lanes.h): counters about to wrap and past 2^31 with signals never written, many chunks
- * with one lane held back, any grid after any grid, all algorithms in turn on one communicator, a
- * call on which ranks disagree; registrations of captured inputs, by whose addresses some calls go;
- * multicast, emulated. Also the program that tests/mutants builds from altered sources.
+/* Property: 1shot_pull, 2shot_pull and 2shot_push give right sums under adverse scheduling
+ * (support/lanes.h), with two and three lanes per rank: counters about to wrap and past 2^31 with
+ * signals never written, many chunks with one lane held back, any grid after any grid, all
+ * algorithms in turn on one communicator, a call on which ranks disagree; with registrations of
+ * captured inputs, by whose addresses some calls go; and over multicast, emulated. Also the program
+ * that tests/mutants builds from altered sources.
  *
  * test_pull_lanes [deadline in ms [calls in percent]] */
 /* labels: quick timeout=240 */

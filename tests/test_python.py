@@ -1,6 +1,6 @@
 # labels: asan-off tsan-off timeout=300
-"""tests/python by pytest, with the package of the build tree. What is missing is said, loudly: without PyTorch, or without
-pytest or Python's headers, `make test TORCH=1` installs it."""
+"""Property: the Python package of the build tree passes tests/python, run by pytest. What is missing is said, loudly:
+without PyTorch, or without pytest or Python's headers, `make test TORCH=1` installs it."""
 
 import glob
 import os

@@ -1,6 +1,6 @@
 # labels: asan-off tsan-off timeout=60
-"""Objects of the Python package in forked children (os.fork, multiprocessing): every use raises STATE, dropping them is
-harmless, and the parent's contexts go on. Needs neither PyTorch nor pytest."""
+"""Property: objects of the Python package in forked children (os.fork, multiprocessing) raise STATE at every use, dropping
+them is harmless, and the parent's contexts go on. Needs neither PyTorch nor pytest."""
 
 import array
 import glob

@@ -1,7 +1,9 @@
-/* onehop_tp_qknorm on the host device: against float64 within one rounding, for 2 to 8 and 16
- * ranks, types, widths that divide nothing, q and k in one buffer, 1 to 8192 tokens, one piece and
- * chunks; the same bits for every grid and slot, and on all ranks where they have equal rows; NaN,
- * infinities, zeros; calls that differ between ranks; bad arguments. */
+/* Property: onehop_tp_qknorm on the host device is within one rounding of float64, and gives the
+ * same bits for every grid and slot, and on all ranks where they have equal rows. Calls that differ
+ * between ranks fail on all, and bad arguments are refused.
+ *
+ * 2 to 8 and 16 ranks, types, widths that divide nothing, q and k in one buffer, 1 to 8192 tokens,
+ * one piece and chunks; NaN, infinities, zeros. */
 /* ThreadSanitizer sees the bodies in test_fused_lanes, in less time. */
 /* labels: quick timeout=120 tsan-off */
 #include "harness.h"

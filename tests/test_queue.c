@@ -1,5 +1,5 @@
-/* Calls that wait in a queue: on host streams, captured and replayed, many before one
- * synchronisation.
+/* Property: calls that wait in a queue are right, on host streams, captured and replayed, many
+ * before one synchronisation.
  *
  * A replay must not freeze the sequence number, nor the data: a captured call is launched a
  * thousand times with new input, with eager calls in between. Buffers are taken away right after a

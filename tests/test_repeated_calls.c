@@ -1,6 +1,6 @@
-/* A call runs by the plan of its own question, whatever call came before it. A communicator keeps
- * the plan of its last call; here neighbours differ from each other in one thing alone: the bytes,
- * the type, the collective, in place or not, captured or eager. */
+/* Property: a call runs by the plan of its own question, whatever call came before it. A
+ * communicator keeps the plan of its last call. Here neighbours differ from each other in one thing
+ * alone: the bytes, the type, the collective, in place or not, captured or eager. */
 /* labels: quick */
 #include "harness.h"
 #include "rank_contexts.h"

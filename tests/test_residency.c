@@ -1,6 +1,6 @@
-/* Grids of several communicators on a GPU: they leave each other room, or creation says the rule
- * (residency.h). The arithmetic and the list, without a GPU; tests/gpu/test_gpu_two_comms.c
- * has the calls. */
+/* Property: grids of several communicators on a GPU leave each other room, or creation fails and
+ * says the rule (residency.h). This is the arithmetic and the list, without a GPU;
+ * tests/gpu/test_gpu_two_comms.c has the calls. */
 /* labels: quick */
 #include "harness.h"
 

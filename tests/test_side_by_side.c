@@ -1,6 +1,6 @@
-/* What a group leaves behind, and what it shares with others: two jobs at once, all ranks killed,
- * contexts made and destroyed many times, machines that deny pidfds, ptrace and root, or claim
- * handles that they cannot make. */
+/* Property: groups leave nothing behind and do not disturb each other: two jobs at once, all ranks
+ * killed, contexts made and destroyed many times. They also work on machines that deny pidfds,
+ * ptrace and root, or claim handles that they cannot make. */
 #include "fault_kit.h"
 #include "device/device.h"
 #include "rendezvous/opening.h"

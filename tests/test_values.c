@@ -1,8 +1,8 @@
-/* Values that hurt, through every algorithm of the host device, on threads and processes: zeros of
- * both signs, subnormals, NaN payloads that equal a sentinel, infinities and their differences,
- * largest finite, as inputs and as sums; every 16-bit pattern; type switched from call to call; a
- * caller with flush-to-zero or another rounding on, who gets his mode back; one input, ten thousand
- * times, one output. */
+/* Property: values that hurt come out right, through every algorithm of the host device, on threads
+ * and processes: zeros of both signs, subnormals, NaN payloads that equal a sentinel, infinities
+ * and their differences, largest finite, as inputs and as sums; every 16-bit pattern; types
+ * switched from call to call. A caller with flush-to-zero or another rounding mode gets the mode
+ * back. One input, ten thousand times, gives one output. */
 /* labels: quick timeout=240 */
 #include "harness.h"
 #include "rank_contexts.h"

@@ -1,6 +1,6 @@
-/* labels: quick
- * The vector kernels of the host device: every table that this machine can run gives the bits of a
- * plain scalar reference whose conversions are integer arithmetic. */
+/* Property: every table of vector kernels that this machine can run gives the bits of a plain
+ * scalar reference whose conversions are integer arithmetic. */
+/* labels: quick */
 #include "device/host/vector.h"
 
 #include "harness.h"

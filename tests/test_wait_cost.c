@@ -1,5 +1,5 @@
-/* Waits sleep: a rank whose peer is late uses next to no processor time, and one of real-time
- * priority leaves its core to a peer of usual priority. */
+/* Property: waits sleep. A rank whose peer is late uses next to no processor time, and one of
+ * real-time priority leaves its core to a peer of usual priority. */
 /* labels: waits asan-off tsan-off */
 #include "harness.h"
 

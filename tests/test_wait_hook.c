@@ -1,6 +1,6 @@
-/* A thread's wait hook is called about every 50 ms by whatever waits, and ends it: the opening of a
- * group, an exchange, a running call, host streams, onehop_destroy. What stands at the other end is
- * told. */
+/* Property: a thread's wait hook is called about every 50 ms by whatever waits, and can end the
+ * wait: the opening of a group, an exchange, a running call, host streams, onehop_destroy. The
+ * error says what was waited for. */
 /* labels: waits */
 #include "harness.h"
 

@@ -30,6 +30,7 @@ MADE = re.compile(r"build/|.*\*|.*NAME|onehop\.table$|my\.table$")
 # Files of the engines that engines.md speaks of.
 FOREIGN = {"docs/engines.md": {"custom_all_reduce.py", "cuda_communicator.py"}}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+WIDTH = 100
 FENCE = re.compile(r"^```.*?^```[ \t]*$|^(?:    [^\n]*\n)+", re.DOTALL | re.MULTILINE)
 BEGIN, END = "<!-- environment: written by tools/check_docs.py --write -->\n", "<!-- end -->"
 
@@ -141,6 +142,14 @@ def check_operations(root):
         yield f"{page}: the results are not those of include/onehop.h: {wrong}"
 
 
+def check_width(page, text):
+    """Prose is wrapped; code, tables and a single long word are not asked."""
+    for number, line in enumerate(FENCE.sub(lambda m: "\n" * m.group().count("\n"), text).splitlines(), 1):
+        words = max((len(word) for word in line.split()), default=0)
+        if len(line) > WIDTH and not line.startswith("|") and words < WIDTH - 20:
+            yield f"{page}:{number}: the line has {len(line)} columns, at most {WIDTH}"
+
+
 def problems(root, pages=None):
     """What is wrong, a sentence each. `pages`: page -> text, instead of those on disk."""
     words, files = words_of_sources(root)
@@ -152,6 +161,7 @@ def problems(root, pages=None):
         yield from check_names(root, page, text, words)
         yield from check_paths(root, page, text, files)
         yield from check_links(root, page, text)
+        yield from check_width(page, text)
 
 
 def write(root):
@@ -174,8 +184,9 @@ def self_test():
         "[a](nowhere.md)": "leads nowhere",
         "[a](faq.md#nothing)": "no heading",
         "[a](#nothing)": "no heading",
+        21 * "word ": "columns, at most",
     }
-    right = ("# A `b` (c)\n`onehop_create`, `onehop_group_*`, `onehop_1shot_push_BF16_w2`, `src/base/base.h`, `base/base.h`, [a](#a-b-c)\n"
+    right = ("# A `b` (c)\n`onehop_create`, `onehop_group_*`, `onehop_1shot_push_BF16_w2`, `src/base/base.h`,\n`base/base.h`, [a](#a-b-c)\n"
              "[b](../README.md) [c](https://example.org/x)\n```\n`onehop_crate`\n```\n")
     failed = [f"wrongly found: {one}" for one in problems(HERE, {"docs/self-test.md": right})]
     for text, expected in faults.items():

@@ -5,7 +5,8 @@
     doc_example.py PAGE            lists the programs: name, then the words of its mark
 
 A line `<!-- example: NAME WORD... -->` before a block marks a program. Without a mark the first C block of a page is
-the program `first.c`. Words: `gpu` needs GPUs, `ranks=N` is started N times.
+the program `first.c`. Words: `gpu` needs GPUs, `ranks=N` is started N times,
+`together` makes no sense for one rank.
 """
 
 import re

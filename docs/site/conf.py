@@ -61,7 +61,7 @@ def load_torch():
     stand = Stand("torch", (), {"__module__": "builtins"})
     torch.__getattr__ = lambda name: getattr(stand, name)
     sys.modules["torch"] = torch
-    for name in "distributed", "distributed.distributed_c10d", "utils", "utils.dlpack":
+    for name in "_C", "_C._distributed_c10d", "distributed", "distributed.distributed_c10d", "utils", "utils.dlpack":
         module = sys.modules[f"torch.{name}"] = types.ModuleType(f"torch.{name}")
         module.__getattr__ = lambda name, place=getattr(stand, name): getattr(place, name)
 

@@ -24,7 +24,7 @@ from onehop._types import (
 )
 
 if TYPE_CHECKING:
-    from onehop import ops, symmetric
+    from onehop import distributed, ops, symmetric
     from onehop._all_reduce import AllReduce
     from onehop._custom_op import CustomOp
     from onehop._fused import Normed
@@ -57,6 +57,7 @@ __all__ = [
     "Source",
     "Stats",
     "__version__",
+    "distributed",
     "ops",
     "symmetric",
 ]
@@ -69,6 +70,7 @@ _TORCH = {
     "CustomOp": "onehop._custom_op",
     "Normed": "onehop._fused",
     "Rendezvous": "onehop._group",
+    "distributed": "",
     "ops": "",
     "symmetric": "",
 }

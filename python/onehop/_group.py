@@ -50,12 +50,19 @@ def _through_collective(group: Any, timeout: timedelta) -> Callable[[bytes], byt
 _rounds: dict[str, int] = {}
 
 
-def _through_store(store: Any, prefix: str, rank: int, world_size: int, timeout: timedelta) -> Callable[[bytes], bytes]:
+def _through_store(
+    store: Any,
+    prefix: str,
+    rank: int,
+    world_size: int,
+    timeout: timedelta,
+    rounds: dict[str, int] = _rounds,  # shared on purpose
+) -> Callable[[bytes], bytes]:
     store = torch._C._distributed_c10d.PrefixStore(f"onehop/{prefix}", store)
 
     def allgather(sent: bytes) -> bytes:
         # Keys are used once, also by a second context on the same group.
-        number = _rounds[prefix] = _rounds.get(prefix, -1) + 1
+        number = rounds[prefix] = rounds.get(prefix, -1) + 1
         store.set(f"{number}/{rank}", sent)
         names = [f"{number}/{other}" for other in range(world_size)]
         store.wait(names, timeout)

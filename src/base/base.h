@@ -55,11 +55,11 @@ void oh_sleep_us(unsigned us);
     X(LOG, "ONEHOP_LOG", "level", "warn", "off, error, warn, info or debug")                       \
     X(DEVICE, "ONEHOP_DEVICE", "string", "auto", "device for AUTO: auto, cuda or host")            \
     X(ISA, "ONEHOP_ISA", "string", "auto",                                                         \
-      "host device: auto, baseline, avx2, avx512 or neon; what the machine lacks is refused")      \
+      "host device: auto, baseline, avx2, avx512 or neon; an error if the machine lacks it")       \
     X(TUNING, "ONEHOP_TUNING", "string", "", "tuning table to use before those compiled in")       \
     X(NCCL, "ONEHOP_NCCL", "bool", "0",                                                            \
       "1 hands long messages to NCCL, as ONEHOP_FLAG_NCCL; 0, if set, switches the NCCL shim off") \
-    X(NCCL_LIB, "ONEHOP_NCCL_LIB", "string", "libnccl.so.2", "the NCCL library for that")          \
+    X(NCCL_LIB, "ONEHOP_NCCL_LIB", "string", "libnccl.so.2", "the NCCL library to open")           \
     X(NCCL_REAL, "ONEHOP_NCCL_REAL", "string", "",                                                 \
       "NCCL shim: full path of the real library; by default it is looked for")                     \
     X(NCCL_GROUPS, "ONEHOP_NCCL_GROUPS", "bool", "1",                                              \
@@ -79,16 +79,17 @@ void oh_sleep_us(unsigned us);
       "anything but 1 and 2 forbids multicast to onehop; 0 to NCCL, too")                          \
     X(NO_MULTICAST, "TORCH_SYMM_MEM_DISABLE_MULTICAST", "bool", "",                                \
       "anything but 0 forbids multicast to PyTorch, and to onehop")                                \
-    X(JIT, "ONEHOP_JIT", "string", "on", "on or off: no kernel is compiled at run time")           \
+    X(JIT, "ONEHOP_JIT", "string", "on", "on, or off: no kernel is compiled at run time")          \
     X(JIT_ARCH, "ONEHOP_JIT_ARCH", "int", "",                                                      \
-      "host device: compile for this GPU (90 for sm_90) what would be compiled on it")             \
+      "host device: compiles kernels for this GPU (90 for sm_90), as a context on it would")       \
     X(NVRTC, "ONEHOP_NVRTC", "string", "",                                                         \
-      "the NVRTC library for that; by default it is looked for")                                   \
+      "the NVRTC library to open; by default it is searched for")                                  \
     X(CACHE_DIR, "ONEHOP_CACHE_DIR", "string", "", "where kernels built at run time are kept")     \
-    X(XDG_CACHE_HOME, "XDG_CACHE_HOME", "string", "", "else in the directory onehop of this one")  \
-    X(HOME, "HOME", "string", "", "else in .cache/onehop of this one")                             \
+    X(XDG_CACHE_HOME, "XDG_CACHE_HOME", "string", "",                                              \
+      "without ONEHOP_CACHE_DIR they are in $XDG_CACHE_HOME/onehop")                               \
+    X(HOME, "HOME", "string", "", "without both they are in $HOME/.cache/onehop")                  \
     X(MODULE_LOADING, "CUDA_MODULE_LOADING", "string", "",                                         \
-      "CUDA's; EAGER where ranks are threads: a kernel loaded late can block a rank")              \
+      "of CUDA; set EAGER if ranks are threads, or loading a kernel can block a rank")             \
     X(RANK, "RANK", "int", "", "rank, if the program gives none (set by torchrun)")                \
     X(WORLD_SIZE, "WORLD_SIZE", "int", "", "number of ranks (torchrun)")                           \
     X(LOCAL_RANK, "LOCAL_RANK", "int", "", "GPU of this rank (torchrun)")                          \
@@ -96,21 +97,22 @@ void oh_sleep_us(unsigned us);
     X(MASTER_ADDR, "MASTER_ADDR", "string", "", "part of the default group name (torchrun)")       \
     X(MASTER_PORT, "MASTER_PORT", "string", "", "part of the default group name (torchrun)")       \
     X(TORCHELASTIC_RUN_ID, "TORCHELASTIC_RUN_ID", "string", "", "part of the default group name")  \
-    X(OMPI_RANK, "OMPI_COMM_WORLD_RANK", "int", "", "rank without RANK and WORLD_SIZE (Open MPI)") \
-    X(OMPI_SIZE, "OMPI_COMM_WORLD_SIZE", "int", "", "number of ranks then")                        \
-    X(OMPI_LOCAL_RANK, "OMPI_COMM_WORLD_LOCAL_RANK", "int", "", "GPU of this rank then")           \
-    X(OMPI_LOCAL_SIZE, "OMPI_COMM_WORLD_LOCAL_SIZE", "int", "", "ranks on this host then")         \
-    X(PMIX_NAMESPACE, "PMIX_NAMESPACE", "string", "", "part of the default group name then")       \
-    X(PMI_RANK, "PMI_RANK", "int", "", "else this and PMI_SIZE (MPICH, Intel MPI)")                \
-    X(PMI_SIZE, "PMI_SIZE", "int", "", "number of ranks then")                                     \
-    X(MPI_LOCALRANKID, "MPI_LOCALRANKID", "int", "", "GPU of this rank then")                      \
-    X(MPI_LOCALNRANKS, "MPI_LOCALNRANKS", "int", "", "ranks on this host then")                    \
-    X(SLURM_PROCID, "SLURM_PROCID", "int", "", "else this and SLURM_STEP_NUM_TASKS (srun)")        \
-    X(SLURM_TASKS, "SLURM_STEP_NUM_TASKS", "int", "", "number of ranks then")                      \
-    X(SLURM_LOCALID, "SLURM_LOCALID", "int", "", "GPU of this rank then")                          \
-    X(SLURM_NODES, "SLURM_STEP_NUM_NODES", "int", "", "hosts then; onehop serves one")             \
-    X(SLURM_JOB_ID, "SLURM_JOB_ID", "string", "", "part of the default group name then")           \
-    X(SLURM_STEP_ID, "SLURM_STEP_ID", "string", "", "part of the default group name then")
+    X(OMPI_RANK, "OMPI_COMM_WORLD_RANK", "int", "",                                                \
+      "rank, if RANK and WORLD_SIZE are not set (Open MPI)")                                       \
+    X(OMPI_SIZE, "OMPI_COMM_WORLD_SIZE", "int", "", "number of ranks (Open MPI)")                  \
+    X(OMPI_LOCAL_RANK, "OMPI_COMM_WORLD_LOCAL_RANK", "int", "", "GPU of this rank (Open MPI)")     \
+    X(OMPI_LOCAL_SIZE, "OMPI_COMM_WORLD_LOCAL_SIZE", "int", "", "ranks on this host (Open MPI)")   \
+    X(PMIX_NAMESPACE, "PMIX_NAMESPACE", "string", "", "part of the default group name (Open MPI)") \
+    X(PMI_RANK, "PMI_RANK", "int", "", "rank, if none of the above is set (MPICH, Intel MPI)")     \
+    X(PMI_SIZE, "PMI_SIZE", "int", "", "number of ranks (MPICH, Intel MPI)")                       \
+    X(MPI_LOCALRANKID, "MPI_LOCALRANKID", "int", "", "GPU of this rank (MPICH, Intel MPI)")        \
+    X(MPI_LOCALNRANKS, "MPI_LOCALNRANKS", "int", "", "ranks on this host (MPICH, Intel MPI)")      \
+    X(SLURM_PROCID, "SLURM_PROCID", "int", "", "rank, if none of the above is set (srun)")         \
+    X(SLURM_TASKS, "SLURM_STEP_NUM_TASKS", "int", "", "number of ranks (srun)")                    \
+    X(SLURM_LOCALID, "SLURM_LOCALID", "int", "", "GPU of this rank (srun)")                        \
+    X(SLURM_NODES, "SLURM_STEP_NUM_NODES", "int", "", "number of hosts (srun); must be 1")         \
+    X(SLURM_JOB_ID, "SLURM_JOB_ID", "string", "", "part of the default group name (srun, MPICH)")  \
+    X(SLURM_STEP_ID, "SLURM_STEP_ID", "string", "", "part of the default group name (srun, MPICH)")
 
 typedef enum oh_env {
 #define OH_ENV_ENUM(id, name, type, default_text, meaning) OH_ENV_##id,

@@ -77,7 +77,7 @@ static onehop_result check_row(const onehop_comm *comm, oh_request *q) {
 static onehop_result choose_own(const onehop_comm *comm, oh_question question, oh_plan *plan) {
     const onehop_call *named = question.call;
     onehop_call own = ONEHOP_CONFIG_INIT(onehop_call);
-    if (plan->choice.algorithm <= ONEHOP_2SHOT_PULL &&
+    if (oh_takes_expression(plan->choice.algorithm) &&
         plan->choice.source != ONEHOP_SOURCE_MULTICAST)
         return ONEHOP_OK;
     if (named && (named->algorithm || named->source))

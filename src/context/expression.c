@@ -55,8 +55,9 @@ static void plan(const onehop_context *ctx, const onehop_expression_config *conf
     memset(b, 0, sizeof *b);
     b->op = config;
     b->identity = identity_of(config);
-    for (int a = ONEHOP_1SHOT_PUSH; a <= ONEHOP_2SHOT_PULL; a++)
-        b->kernels[b->count++] = ctx->comm->dispatch.kernels[OH_PLAIN][a][config->dtype];
+    for (int a = 1; a < OH_ALGORITHMS; a++)
+        if (oh_takes_expression((onehop_algorithm)a))
+            b->kernels[b->count++] = ctx->comm->dispatch.kernels[OH_PLAIN][a][config->dtype];
 }
 
 /* With ONEHOP_JIT_ARCH the expression has been compiled by now, so its errors were told. */

@@ -39,7 +39,7 @@ static void plan(const onehop_context *ctx, const onehop_prepare_config *config,
     b->identity = (uint64_t)config->dtypes << 32 | config->flags;
     for (int t = ONEHOP_FLOAT32; t <= ONEHOP_BFLOAT16; t++) {
         if (!(config->dtypes >> t & 1)) continue;
-        for (int a = ONEHOP_1SHOT_PUSH; a < OH_ALGORITHMS; a++) {
+        for (int a = 1; a < OH_ALGORITHMS; a++) {
             for (int o = 0; o < OH_OPERATIONS; o++) add(ctx, config, d->kernels[o][a][t], b);
             add(ctx, config, d->multicast[a][t], b);
         }

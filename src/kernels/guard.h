@@ -178,8 +178,9 @@ OH_FN void oh_conclude(const oh_args *a, oh_u64 verdict, oh_u32 site, oh_u32 exp
 /* What failed and where, in one word. */
 #define OH_FAIL_AT(kind, site) ((kind) << 8 | (site))
 
-/* Ends this rank's part in the communicator; `what`: OH_FAIL_AT. `peer` is the culprit, or with kind TIMEOUT the peer
- * this rank waits for, from which the words of `waits` lead to the culprit. */
+/* Ends this rank's part in the communicator; `what`: OH_FAIL_AT. `peer` is the culprit, or with
+ * kind TIMEOUT the peer this rank waits for, from which the words of `waits` lead to the
+ * culprit. */
 OH_SLOW_FN void oh_fail(const oh_args *a, oh_u32 what, oh_i32 peer, oh_u32 sequence,
                         oh_u32 expected, oh_u32 seen) {
     const oh_u32 kind = what >> 8, site = what & 0xffu;

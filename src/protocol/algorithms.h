@@ -60,6 +60,11 @@ static inline onehop_collective oh_collective_of(onehop_algorithm a) {
     return oh_algorithm_of(a)->collective;
 }
 
+/* All-reduces by the bodies that are written once for both devices: they apply an expression. */
+static inline bool oh_takes_expression(onehop_algorithm a) {
+    return oh_collective_of(a) == ONEHOP_ALL_REDUCE && (oh_is_push(a) || oh_is_pull(a));
+}
+
 /* The algorithm of that name, AUTO if there is none. */
 onehop_algorithm oh_algorithm_named(const char *name);
 

@@ -1,5 +1,6 @@
-/* Compares src/device/cuda/driver_api.h with the real cuda.h. Compile-only: built where the CUDA
- * toolkit is installed (gcc -fsyntax-only is enough); every difference is a compile error. */
+/* Property: what src/device/cuda/driver_api.h declares is what the real cuda.h declares.
+ * Compile-only: built where the CUDA toolkit is installed (gcc -fsyntax-only is enough); every
+ * difference is a compile error. */
 #include "device/cuda/driver_api.h"
 
 #include <cuda.h>

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The NCCL shim over the real NCCL, on ONE GPU that all ranks share: what PyTorch and a pynccl get with it and without.
+"""Property: with the NCCL shim over the real NCCL, PyTorch and a pynccl get the bits that they get without it, on ONE GPU
+that all ranks share.
 
     nccl_shim.py BUILD [--ranks 2,4] [--all-reduce-perf PATH] [--limit SECONDS]
 

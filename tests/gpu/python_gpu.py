@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""python_gpu.py BUILD [--share-gpu]: the Python package on two GPUs, a process per GPU: eager calls, streams, tensors of
-every kind, torch.cuda.graph, the fused operations, expressions, torch.compile, groups of NCCL, and the loss of a rank.
+"""Property: the Python package is right on two GPUs, a process for each: eager calls, streams, tensors of every kind,
+torch.cuda.graph, the fused operations, expressions, torch.compile, groups of NCCL, and the loss of a rank.
+
+    python_gpu.py BUILD [--share-gpu]
 
 Each check runs on both ranks; the first that fails ends its rank. --share-gpu: both processes on the first GPU, where the
 driver gives them turns unless MPS is on: milliseconds a call, so there are fewer. Exit status 77 where this machine cannot.

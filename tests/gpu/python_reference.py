@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The matrix of the reference system's own test, through onehop.sglang.CustomAllReduceV2, between two processes.
+"""Property: the matrix of the reference system's own test, through onehop.sglang.CustomAllReduceV2 between two processes,
+gives what torch.distributed.all_reduce makes of the same inputs with NCCL, without NVLink multicast.
 
 Ten lengths from 16 elements to 4 million, three types, three algorithms, eager and in graphs: 180 combinations. Each
-makes 16 loops of 4 calls over integers 0..15, other ones in each loop; a graph holds the 4 calls and is replayed. All
-must be what torch.distributed.all_reduce makes of the same inputs, NCCL's, without NVLink multicast. A captured
-2shot_pull works in place and returns its argument, everything else returns a new tensor. Once with PyTorch's default
-allocator, once with expandable segments, each in processes of its own.
+makes 16 loops of 4 calls over integers 0..15, other ones in each loop; a graph holds the 4 calls and is replayed. A
+captured 2shot_pull works in place and returns its argument, everything else returns a new tensor. Once with PyTorch's
+default allocator, once with expandable segments, each in processes of its own.
 
     python_reference.py              two GPUs; exit status 77 where this machine cannot
     python_reference.py --share-gpu  both processes on one GPU, which NCCL refuses: beside sums of integers, with 2 loops

@@ -124,7 +124,7 @@ verdict() {
     esac
     case $name:$status in # what they found, not only that it was right
     test_gpu_eager:0 | test_gpu_two_comms:0 | test_gpu_reference:0 | test_gpu_reference:77 | torch_memory:0 | python_gpu:0 | torch_symmetric:0 | \
-        python_reference:0 | tp_decode:0 | nccl_shim:0) grep -v '^SKIPPED' "$output" | sed 's/^/        /' ;;
+        torch_backend:0 | python_reference:0 | tp_decode:0 | nccl_shim:0) grep -v '^SKIPPED' "$output" | sed 's/^/        /' ;;
     esac
 }
 
@@ -228,6 +228,7 @@ if has programs; then
     for path in "$programs"/test_*; do
         [ -x "$path" ] && program "$(basename "$path")"
     done
+    run doc_program 90 bash tests/gpu/doc_program.sh "$build" "$gpus"
     if [ -n "$mps" ]; then
         run "test_gpu_captured_faults processes" 150 "${under_mps[@]}" "$programs/test_gpu_captured_faults" processes 4
     fi
@@ -237,8 +238,10 @@ if has python; then
     run torch_memory 150 "${under_mps[@]}" python3 tests/gpu/torch_memory.py "$build/libonehop.so" "${share[@]}"
     run python_gpu 150 "${under_mps[@]}" python3 tests/gpu/python_gpu.py "$build" "${share[@]}"
     run torch_symmetric 120 "${under_mps[@]}" python3 tests/gpu/torch_symmetric.py "$build" "${share[@]}"
+    run torch_backend 120 "${under_mps[@]}" python3 tests/gpu/torch_backend.py "$build" "${share[@]}"
     run python_reference 240 "${under_mps[@]}" "${package[@]}" tests/gpu/python_reference.py "${share[@]}"
     run nccl_shim 175 "${under_mps[@]}" python3 tests/gpu/nccl_shim.py "$build"
+    run doc_examples 400 env ONEHOP_BUILD_DIR="$build" python3 tests/test_doc_examples.py --gpu "$gpus"
     decode=(--device cuda --rounds 2 --fused --check)
     if [ "$gpus" = 1 ]; then
         decode+=(--share-gpu --tiny --prompt 200 --tokens 16 --batch "1,8" --limit 90)

@@ -1,5 +1,6 @@
-/* The memory half of the CUDA device on a real GPU: create, export to another process and import
- * there, share within the process, plain and host memory, errors, and nothing left behind.
+/* Property: memory of the CUDA device that one process exports and another imports holds the same
+ * bytes for both, on a real GPU. Sharing within a process, plain memory and host memory work too;
+ * errors say what was wrong, and nothing is left behind.
  *
  * The second process is forked before CUDA is used, as a driver that was initialised does not
  * survive a fork. It imports onto the last GPU there is, so with two GPUs the mapping goes over the

@@ -1,8 +1,8 @@
-/* Memory that somebody else allocated, shared on a real GPU: a pointer into the middle of an
- * allocation of cuMemAlloc, or of chunks of virtual memory side by side, is mapped by another
- * process, which sees our bytes and we see its; every kind of memory that cannot be shared is told
- * by name; an address that is used again gives the new bytes; ranks of one process share the
- * pointer; nothing is left behind.
+/* Property: memory that somebody else allocated is shared rightly, or the kind of memory is named
+ * in the error. A pointer into the middle of an allocation of cuMemAlloc, or of chunks of virtual
+ * memory side by side, is mapped by another process; each process sees the other's bytes. An
+ * address that is used again gives the new bytes, ranks of one process share the pointer, and
+ * nothing is left behind.
  *
  * The second process is forked before CUDA is used and opens onto the last GPU there is, so with
  * two GPUs the mapping goes over the link. It obeys orders from a socket. */

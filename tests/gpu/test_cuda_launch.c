@@ -1,6 +1,9 @@
-/* Loading and launching on a real GPU: the image, checks at load, arguments, programmatic dependent
- * launch, capture and replay, and what a launch costs. The image is built from tiny_kernel.cu; its
- * file is the first argument, or tiny_kernel.fatbin beside this program. */
+/* Property: the CUDA device loads an image only if its kernels are what the host expects, and a
+ * launch hands over its arguments, eager, with programmatic dependent launch, captured and
+ * replayed. What a launch costs is printed.
+ *
+ * The image is built from tiny_kernel.cu; its file is the first argument, or tiny_kernel.fatbin
+ * beside this program. */
 #include "gpu_test.h"
 
 #include <libgen.h>

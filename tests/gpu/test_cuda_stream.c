@@ -1,7 +1,8 @@
-/* The stream half of the CUDA device on a real GPU: identity, foreign contexts, capture, idleness,
- * order, and manners towards the calling thread. Streams are kept busy by a host function that
- * waits for a word, so nothing here depends on timing but the small sleeps that let a wrong order
- * show. */
+/* Property: the CUDA device tells streams apart, refuses those of another context, knows which are
+ * captured or idle, keeps their order, and leaves the calling thread's state as it was.
+ *
+ * Streams are kept busy by a host function that waits for a word. So nothing here depends on timing
+ * but the small sleeps that let a wrong order show. */
 #include "gpu_test.h"
 
 static oh_device *device;

@@ -1,13 +1,13 @@
-/* Captured calls over the ranks' own memory when something goes wrong, on GPUs:
+/* Property: captured calls over the ranks' own memory end in an error on every rank that cannot
+ * have the right sums, and store nothing where they should not, whatever goes wrong:
  *   crossed    rank r replays graph r % 2: MISMATCH on all, nothing is stored to any output
  *   giving up  rank 1's deadline of a millisecond, or its abort, ends its wait for rank 0, whose
- *              output lies in
- *              host memory and so takes much longer; then rank 1 writes to its input. Rank 0 must
- *              not say OK.
+ *              output lies in host memory and so takes much longer; then rank 1 writes to its
+ *              input. Rank 0 must not say OK.
  *   forked     a child of rank 0 calls, aborts and destroys its copy of the context: STATE, and the
  *              ranks go on
- * Ranks are threads that share a GPU; with the argument "processes" they are processes that share
- * it, which wants the driver's MPS daemon (nvidia-cuda-mps-control). A second argument is the
+ * Ranks are threads that share a GPU. With the argument "processes" they are processes that share
+ * it, which needs the driver's MPS daemon (nvidia-cuda-mps-control). A second argument is the
  * largest world size, a third the smallest. */
 /* labels: timeout=120 */
 #include "gpu_ranks.h"

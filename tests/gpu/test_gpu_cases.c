@@ -1,4 +1,5 @@
-/* Faults that other libraries shipped, on GPUs; numbers are those of docs/cases.md.
+/* Property: faults that other libraries shipped do not happen here, on GPUs. Numbers are those of
+ * docs/cases.md.
  *   C01  one captured call of each algorithm replayed 1000 times with new input, eager calls
  *        between
  *   C02  input overwritten and output reused right after the call, eager and replayed, one rank

@@ -1,10 +1,11 @@
-/* Reduce-scatter and all-gather on GPUs against the scalar reference, bit for bit on all ranks:
- * every world size that one and two GPUs serve, types, counts, addresses that are aligned to an
+/* Property: on GPUs, reduce-scatter and all-gather give the bits of the scalar reference on all
+ * ranks and write nothing else; ranks that make different calls all get the same error.
+ *
+ * Every world size that one and two GPUs serve, types, counts, addresses that are aligned to an
  * element only and differ from rank to rank, in place and out of place, eager and in graphs, one
  * piece and chunks, every algorithm by name, all-reduces in between. Outputs, inputs and guards lie
  * in one piece of memory, of which the host makes the image before and the image expected after.
- * After each batch every word of both parities of all push slots is armed. Then ranks that make
- * different calls. */
+ * After each batch every word of both parities of all push slots is armed. */
 /* labels: timeout=180 */
 #include "gpu_ranks.h"
 #include "reference.h"

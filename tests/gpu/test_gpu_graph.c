@@ -1,10 +1,11 @@
-/* 1shot_pull and 2shot_pull over the graph source on GPUs: inputs and outputs in symmetric memory,
- * whose addresses every rank knows, so that rows are filled without exchange
- * (onehop_capture_end_mapped); the same graphs staged. In the graph each output is consumed by the
- * next kernel, then the input is overwritten; ranks are held back in turn. Replayed over changed
- * inputs. W=2..8 on one GPU (threads), a GPU per rank where there are two, early trigger too. Last
- * 1000 calls over ordinary memory: to capture, exchange and make a graph of them takes under 50
- * ms. */
+/* Property: on GPUs, captured pull calls that read the ranks' memory directly (source graph) give
+ * right sums at every replay, over changed inputs, with neighbours in the graph that consume the
+ * output and overwrite the input, whichever rank is held back. The same graphs are right when
+ * staged. Capture, exchange and instantiation of 1000 calls over ordinary memory take under 50 ms.
+ *
+ * Inputs and outputs lie in symmetric memory, whose addresses every rank knows, so registrations
+ * are filled without an exchange (onehop_capture_end_mapped). W=2..8 on one GPU (threads), a GPU
+ * for each rank where there are two, early trigger too. */
 /* labels: timeout=240 */
 #include "gpu_ranks.h"
 #include "reference.h"

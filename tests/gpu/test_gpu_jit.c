@@ -1,8 +1,10 @@
-/* Kernels built at run time on GPUs: onehop_prepare gives kernels that make the bits of those that
- * it replaces, by every algorithm; a first time takes seconds, a second process finds them in the
- * cache within 50 ms; damaged and foreign files of the cache are built anew; a rank that may not
- * build leaves all with the old kernels. Expressions against a reference: types, algorithms, eager
- * and captured, in place, NaN included; errors of theirs; ranks that differ in a scalar. */
+/* Property: on GPUs, kernels built at run time by onehop_prepare make the same bits as those that
+ * they replace, by every algorithm, and expressions of the caller's make the bits of a reference.
+ *
+ * The first build takes seconds; a second process finds the kernels in the cache within 50 ms.
+ * Damaged and foreign files of the cache are built anew. If one rank may not build, all ranks keep
+ * the old kernels. Expressions: types, algorithms, eager and captured, in place, NaN; errors in
+ * them; ranks that differ in a scalar. */
 /* labels: timeout=240 */
 #include "gpu_ranks.h"
 #include "reference.h"

@@ -1,5 +1,6 @@
-/* A rank that does not come to a call: where it is a thread of this process, the sentence says how
- * CUDA's lazy loading of kernels could hold it up, unless that is off. */
+/* Property: if a rank that is a thread of this process does not come to a call, the error says how
+ * CUDA's lazy loading of kernels could have held it up; it does not say so where lazy loading is
+ * off. */
 /* labels: timeout=60 */
 #include "gpu_ranks.h"
 

@@ -1,15 +1,15 @@
-/* What the protocols rely on, asked of the machine by kernels of their own (litmus.cu):
+/* Property: the GPU keeps the orders that the protocols rely on. Kernels of the test's own
+ * (litmus.cu) ask it:
  *   (i)   in a chain of programmatic dependent launches whose middle kernels trigger early and
- *         never wait, has the
- *         first kernel ended when the last comes out of its wait? Reported; the kernels of onehop
- *         always wait.
+ *         never wait, has the first kernel ended when the last comes out of its wait? Reported; the
+ *         kernels of onehop always wait.
  *   (ii)  a re-arming and the peer's next-but-one push to the same words, no fence between: how
- *         many are lost?
- *         Reported, expected none; the protocol has a fence there.
+ *         many are lost? Reported, expected none; the protocol has a fence there.
  *   (iii) weak loads of a peer's memory after a relaxed enter: how many are stale? None may be:
  *         pull_direct.h reads so, what earlier kernels wrote. (The memory model promises it with a
  *         release and an acquire only.)
- * Fails if a wait runs out in a way that none of these explains, or data is neither old nor new. */
+ * Fails if a load of (iii) is stale, if a wait runs out in a way that none of these explains, or if
+ * data is neither old nor new. */
 /* labels: timeout=120 */
 #include "gpu_ranks.h"
 

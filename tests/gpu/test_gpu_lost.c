@@ -1,8 +1,11 @@
-/* C07 on GPUs, a process per GPU: one of two is killed, stopped, or exits in the middle of calls.
- * The other's kernel leaves the GPU; synchronize and status name the culprit, at once for a process
- * that is gone, within the deadline for one that is silent; a new group of the same name works in
- * fresh processes. Two processes that share the only GPU do without MPS, since the death of one of
- * its clients may end the others: the GPU serves one after the other, milliseconds a call. */
+/* Property (C07 on GPUs): when one of two processes is killed, stopped or exits in the middle of
+ * calls, the other's kernel leaves the GPU, and synchronize and status name the lost rank: at once
+ * if its process is gone, within the deadline if it is silent. A new group of the same name works
+ * in fresh processes.
+ *
+ * Each process has a GPU. Two processes that share the only GPU do without MPS, since the death of
+ * one of its clients may end the others; the GPU then serves one after the other, milliseconds a
+ * call. */
 /* labels: timeout=150 */
 #include "gpu_ranks.h"
 

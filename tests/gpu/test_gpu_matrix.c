@@ -1,7 +1,9 @@
-/* All-reduce on GPUs against the scalar reference, bit for bit on all ranks: every world size that
- * one and two GPUs serve, types, counts, alignments that differ from rank to rank, in place and out
- * of place, eager and in graphs, one piece and chunks, two communicators at once. After each batch
- * every word of both parities of all push slots is armed.
+/* Property: on GPUs, all-reduce gives the bits of the scalar reference on all ranks, and after each
+ * batch every word of both parities of all push slots is armed.
+ *
+ * Every world size that one and two GPUs serve, types, counts, alignments that differ from rank to
+ * rank, in place and out of place, eager and in graphs, one piece and chunks, two communicators at
+ * once.
  *
  * test_gpu_matrix --rank R --world W --name NAME   one rank of a small version on GPU R, for a run
  * under compute-sanitizer, a process each. With fewer GPUs all are on the first, which serves one

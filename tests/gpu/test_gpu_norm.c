@@ -1,7 +1,7 @@
-/* Fused norms on GPUs: onehop_all_reduce_norm, one-shot and two-shot, bit for bit as
- * norm_reference.h has it (so as on the host), on all ranks, aligned and not, quantised, in chunks,
- * eager and in graphs; onehop_tp_qknorm within one rounding of float64, the same bits for every
- * grid and, where ranks have equal rows, on all ranks. */
+/* Property: on GPUs, onehop_all_reduce_norm, one-shot and two-shot, gives the bits of
+ * norm_reference.h (and so those of the host) on all ranks: aligned and not, quantised, in chunks,
+ * eager and in graphs. onehop_tp_qknorm is within one rounding of float64 and gives the same bits
+ * for every grid and, where ranks have equal rows, on all ranks. */
 /* labels: timeout=180 */
 #include "gpu_ranks.h"
 #include "norm_reference.h"

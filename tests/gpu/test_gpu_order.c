@@ -1,13 +1,12 @@
-/* Order of calls, counters and grids on GPUs; numbers are those of docs/cases.md.
+/* Property: on GPUs, calls of every algorithm are right whatever their order, counters and grids.
+ * Numbers are those of docs/cases.md.
  *   C06  one communicator on two streams: eager calls are ordered; replays that overlap end in an
- *        error or in right
- *        sums, never in a hang
+ *        error or in right sums, never in a hang (one algorithm)
  *   C15  counters at 2^31 - 5 and 2^32 - 5, three grids
  *   C29  many chunks, the last one short, one rank held back, the next call at once
  *   C30  any grid after any grid
  *   C31  a kernel with programmatic dependent launch fills the GPU after each call, two ranks on a
- *        GPU
- * All but the replays that overlap by all algorithms in turn. */
+ *        GPU */
 /* labels: timeout=180 */
 #include "gpu_batch.h"
 

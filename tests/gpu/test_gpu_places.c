@@ -1,7 +1,9 @@
-/* C17: where ranks live. GPUs renumbered by CUDA_VISIBLE_DEVICES, one GPU visible per process,
- * different views in different processes, two processes with two threads each, a thread per GPU;
- * two groups that differ only in name. C20: processes to which pidfds and each other's memory are
- * denied. Where there is one GPU every list of GPUs is "0", and all ranks share it. */
+/* Property: sums are right wherever ranks live (C17), and where processes are denied pidfds and
+ * each other's memory (C20). Numbers are those of docs/cases.md.
+ *
+ * GPUs renumbered by CUDA_VISIBLE_DEVICES, one GPU visible to each process, different views in
+ * different processes, two processes with two threads each, a thread for each GPU; two groups that
+ * differ only in name. Where there is one GPU every list of GPUs is "0", and all ranks share it. */
 /* labels: timeout=120 */
 #include "gpu_batch.h"
 

@@ -1,9 +1,12 @@
-/* The matrix of the reference system's own test: ten lengths from 16 elements to 4 million, three
- * types, three algorithms, eager and in graphs. Each of the 180 combinations makes 16 loops of 4
- * calls over integers 0..15, other ones in each loop; a graph holds the 4 calls and is replayed.
- * Captured 2shot_pull runs in place and, once more, out of place. All bits must be those of
- *   two processes, a GPU each          ncclAllReduce on the same inputs, in the same streams
- *   4 and 8 ranks that share the GPUs  the scalar reference
+/* Property: the matrix of the reference system's own test gives, in all bits,
+ *   two processes, a GPU each          what ncclAllReduce gives on the same inputs and streams
+ *   4 and 8 ranks that share the GPUs  what the scalar reference gives
+ *
+ * Ten lengths from 16 elements to 4 million, three types, three algorithms, eager and in graphs.
+ * Each of the 180 combinations makes 16 loops of 4 calls over integers 0..15, other ones in each
+ * loop; a graph holds the 4 calls and is replayed. Captured 2shot_pull runs in place and, once
+ * more, out of place.
+ *
  * Under MPS the two processes may share the only GPU. NCCL refuses two ranks on one GPU of one
  * host, so each process names a host of its own. NCCL then goes through loopback sockets, which are
  * slow: 2 loops there, not 16. Without NCCL (ONEHOP_NCCL_LIB), or with one GPU and no MPS, the

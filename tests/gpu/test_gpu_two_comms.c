@@ -1,10 +1,11 @@
-/* Calls of two and of three communicators in flight together on one GPU, begun in another order on
- * each rank: they all end, and are right (residency.h). Ranks are threads that share the GPU,
- * so their grids fill it: with grids as large as for a communicator alone all calls above 8 MiB
- * would wait for each other until the deadline. Prints the grids that each communicator got, and
- * says that creation refuses grids that would not fit, unless their calls are promised never to
- * meet. With an argument that promise is made and broken: all grids are whole, and it fails by a
- * TIMEOUT. */
+/* Property: calls of two and of three communicators in flight together on one GPU, begun in another
+ * order on each rank, all end and are right (residency.h). Creation refuses grids that would
+ * not fit, unless the caller promises that their calls never meet.
+ *
+ * Ranks are threads that share the GPU, so their grids fill it: with grids as large as for a
+ * communicator alone all calls above 8 MiB would wait for each other until the deadline. Prints the
+ * grids that each communicator got. With an argument the promise is made and broken: all grids are
+ * whole, and the program fails by a TIMEOUT. */
 /* labels: timeout=150 */
 #include "gpu_ranks.h"
 

@@ -1,4 +1,5 @@
-/* Programs that are wrong or give up, on GPUs; numbers are those of docs/cases.md.
+/* Property: programs that are wrong or give up end in an error on all ranks, on GPUs. Numbers are
+ * those of docs/cases.md.
  *   C13  ranks disagree on count, type, grid, or order of calls: the same error on all ranks,
  *        naming the same rank
  *   C26  a rank that never calls: timeout on all, naming it; abort from another thread ends all

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""torch_memory.py LIBONEHOP [--share-gpu]: PyTorch's memory in captured pull calls, between two processes with a GPU each,
-or both on the first one, where the driver gives them turns unless MPS is on: milliseconds a call, so there are fewer.
+"""Property: captured pull calls over PyTorch's memory give exact sums at every replay, and change nothing beside the
+outputs, with each of PyTorch's allocators (the default one, expandable segments, cudaMallocAsync).
 
-For each of PyTorch's allocators (the default one, expandable segments, cudaMallocAsync) a torch.cuda.CUDAGraph is
-captured of calls on tensors that were there before: small and large, on 16 bytes and off, off on one rank only, in
-place and out of place; and another of calls on tensors made during the capture. Each graph is replayed over inputs
-that change; the sums must be exact and nothing beside the outputs may change. Said for each: how many calls were
+    torch_memory.py LIBONEHOP [--share-gpu]
+
+Two processes have a GPU each, or share the first one, where the driver gives them turns unless MPS is on: milliseconds a
+call, so there are fewer. For each allocator a torch.cuda.CUDAGraph is captured of calls on tensors that were there
+before: small and large, on 16 bytes and off, off on one rank only, in place and out of place; and another of calls on
+tensors made during the capture. Each graph is replayed over inputs that change. Said for each: how many calls were
 registered directly and how many go over the workspace. Exit status 77 where this machine cannot.
 """
 

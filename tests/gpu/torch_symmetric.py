@@ -1,6 +1,10 @@
 #!/usr/bin/env python3
-"""torch_symmetric.py BUILD [--share-gpu]: onehop's communicator over PyTorch's symmetric memory, two processes with a GPU
-each, or both on one (see python_gpu.py). No memory of onehop's own is between them. Exit status 77 where this machine cannot.
+"""Property: onehop's communicator over PyTorch's symmetric memory is right, eager and captured; no memory of onehop's own is
+between the ranks.
+
+    torch_symmetric.py BUILD [--share-gpu]
+
+Two processes have a GPU each, or share one (see python_gpu.py). Exit status 77 where this machine cannot.
 """
 
 import faulthandler

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Installs the build into a scratch prefix and uses it as a stranger would: compiles the header as C99,
-C11, C++11 and C++17 with -Wall -Wextra -pedantic -Werror, links through pkg-config and through
-find_package(onehop), runs what was linked, and looks at soname, exported symbols and needed libraries. Then
-it takes the source tree into another project, by add_subdirectory and by FetchContent, and looks for what leaks.
+"""Property: what the build installs works for a stranger, and the source tree leaks nothing into another project.
+
+Installs the build into a scratch prefix: compiles the header as C99, C11, C++11 and C++17 with -Wall -Wextra -pedantic
+-Werror, links through pkg-config and through find_package(onehop), runs what was linked, and looks at soname, exported
+symbols and needed libraries. Then it takes the source tree into another project, by add_subdirectory and by
+FetchContent, and looks for what leaks.
 
     check_install.py --build DIR [--cc CC] [--cmake CMAKE]
 """

@@ -1,10 +1,11 @@
-"""Builds the lane tests against altered protocol sources and requires that each alteration is noticed.
+"""Property: the lane tests notice each alteration of the protocols that mutants.py makes.
 
 run.py [--cc CC] [--repeat N] [--only TEXT] [--share N] [--keep DIR]
 
-A mutant is killed when its program exits with an error, by a wrong result, a deadline or a signal, or does not end
-within its time. The unaltered sources must pass the same programs first. Sources are found through the environment
-variable ONEHOP_SOURCE_DIR or the place of this file; nothing outside a temporary directory is written.
+A mutant is killed when its program, built against the altered sources, exits with an error, by a wrong result, a
+deadline or a signal, or does not end within its time. The unaltered sources must pass the same programs first. Sources
+are found through the environment variable ONEHOP_SOURCE_DIR or the place of this file; nothing outside a temporary
+directory is written.
 """
 import argparse
 import concurrent.futures

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # labels: timeout=300 waits
-"""Holds src/nccl_shim/functions.def against NCCL's own headers and libraries, from the wheels nvidia-nccl-cu12 and -cu13,
-and against what the shim exports. Wheels are fetched by pip into build/nccl-wheels and kept there; only what is needed of
+"""Property: src/nccl_shim/functions.def agrees with NCCL's own headers and libraries, from the wheels nvidia-nccl-cu12 and
+-cu13, and with what the shim exports. Wheels are fetched by pip into build/nccl-wheels and kept there; only what is needed of
 them is read, and nothing of them is run. Without network, or pip: skipped, but for the shim's own exports.
 
     test_nccl_functions.py [--all]      the newest version of WHEELS, or all of them

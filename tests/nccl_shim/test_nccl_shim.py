@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # labels: timeout=300
-"""The NCCL shim over a stand-in for NCCL (stand_in.c): ranks are processes on the host device.
+"""Property: over a stand-in for NCCL (stand_in.c), the NCCL shim gives right results and leaves to NCCL what it does not
+take. Ranks are processes on the host device.
 
     test_nccl_shim.py [CASE...]             all cases, or those
     test_nccl_shim.py --rank CASE RANK RANKS FOLDER      one rank; started by the former

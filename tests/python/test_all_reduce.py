@@ -1,4 +1,4 @@
-"""AllReduce on gloo groups of CPU processes."""
+"""Property: AllReduce is right on gloo groups of CPU processes."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""What works without PyTorch: contexts on addresses, errors, and the Python mirror of onehop.h."""
+"""Property: what needs no PyTorch works without it: contexts on addresses, errors, and the Python mirror of onehop.h."""
 
 import array
 import ast

@@ -1,4 +1,4 @@
-"""A caller's expression within the all-reduce.
+"""Property: a caller's expression becomes part of the all-reduce, or the error is the library's own.
 
 On CPUs nothing compiles it: the errors are the library's own, and what Python does around a call is seen with a
 stand-in that computes the expression itself.

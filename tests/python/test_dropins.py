@@ -1,4 +1,4 @@
-"""The stand-ins onehop.sglang.CustomAllReduceV2 and onehop.vllm.CustomAllreduce on the host device.
+"""Property: onehop.sglang.CustomAllReduceV2 and onehop.vllm.CustomAllreduce stand in for the engines' classes, on the host.
 
 Between 2 and 4 processes of a gloo group; then what needs no peer.
 """

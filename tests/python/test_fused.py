@@ -1,4 +1,4 @@
-"""Reduce-scatter, all-gather and the fused norms on gloo groups of CPU processes, beside float64."""
+"""Property: reduce-scatter, all-gather and the fused norms agree with float64 on gloo groups of CPU processes."""
 
 import pytest
 

@@ -1,7 +1,6 @@
-"""The page of python -m onehop.report.
+"""Property: python -m onehop.report makes its page from measurements, and says of other files that they are none.
 
-From a real run of the command on the host device, from a comparison with peers, from several files; and what it says of
-files that are no measurements.
+From a real run of the command on the host device, from a comparison with peers, from several files.
 """
 
 import json

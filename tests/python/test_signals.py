@@ -1,4 +1,4 @@
-"""Handlers of signals run while a rank waits for its peers, and end the wait by raising."""
+"""Property: handlers of signals run while a rank waits for its peers, and end the wait by raising."""
 
 import _thread
 import contextlib

@@ -1,4 +1,4 @@
-"""SymmetricAllReduce over memory of the test's own: a file in memory that each rank maps."""
+"""Property: SymmetricAllReduce is right over memory of the test's own: a file in memory that each rank maps."""
 
 import ctypes
 import mmap

@@ -1,4 +1,6 @@
-"""Tensors of every kind: right, or a clear error. A group of one copies, which shows what is handed over."""
+"""Property: tensors of every kind give the right sum or a clear error.
+
+A group of one copies, which shows what is handed over."""
 
 import gc
 import weakref

@@ -1,7 +1,7 @@
-"""The example tp_decode.py on CPUs: two processes, gloo, onehop and its fused form in one run with all checks.
+"""Property: the example tp_decode.py passes all its checks on CPUs: two processes, gloo, onehop and its fused form in a run.
 
-And its model beside a plain one: the same choices for a whole sequence at once as for chunks and single steps, from
-safetensors too.
+And its model is right beside a plain one: the same choices for a whole sequence at once as for chunks and single steps,
+from safetensors too.
 """
 
 import concurrent.futures

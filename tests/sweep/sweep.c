@@ -1,8 +1,10 @@
-/* labels: timeout=180
- * All runs of the sweep, or a sample of them.
+/* Property: wherever one system call fails, moves one byte, kills its rank or stops it, no step
+ * hangs, no process crashes, no sum is wrong, all survivors name the rank that failed, and nothing
+ * is left behind. This program makes all runs of the sweep, or a sample of them.
  *
  * What is wrong is run twice more, to tell what always fails from what needs luck. One run by
  * itself is repeated with --case, with the library's log if SWEEP_LOG is set. */
+/* labels: timeout=180 */
 #include "sweep.h"
 
 #include <dirent.h>

@@ -137,7 +137,8 @@ static int set_all(const char *command, bool print) {
     set("VLLM_NCCL_SO_PATH", shim, print);
     set("SGLANG_NCCL_SO_PATH", shim, print);
     if (real) set("ONEHOP_NCCL_REAL", real, print);
-    /* PyTorch makes communicators non-blocking where it is given a device; those are NCCL's. */
+    /* PyTorch makes communicators non-blocking where a device is given at once: those are
+     * NCCL's. */
     if (!print) setenv("TORCH_NCCL_USE_COMM_NONBLOCKING", "0", 0);
     return CLI_OK;
 }

@@ -73,34 +73,13 @@ OH_FN void oh_norm_all_factors(const oh_norm_args *n, oh_grid g, const oh_unit *
     }
 }
 
-/* Out of the way of the fast path. */
-OH_SLOW_FN oh_i32 oh_norm_await_long(const oh_args *a, oh_u64 at, oh_waiter w) {
+/* Out of the way of the fast path, which has no register for an oh_waiter. */
+OH_SLOW_FN oh_i32 oh_norm_await_long(const oh_args *a, oh_u64 at, oh_u32 sequence,
+                                     oh_i32 looks_at_host) {
+    oh_waiter w;
+    w.sequence = sequence;
+    w.what = OH_WAIT_FOR(OH_SITE_PUSH_1SHOT, 0, looks_at_host);
     return oh_await_sources(a, at, w);
-}
-
-/* Waits for all sources' units at `at` and, unless `apart` is 0, for those that lie so many bytes
- * behind: all are looked at together, so that their loads are in flight together. 0: the
- * communicator died. */
-OH_FN oh_i32 oh_norm_await_units(const oh_args *a, oh_u64 at, oh_u64 apart,
-                                 oh_unit v[][OH_MAX_RANKS], oh_waiter w, oh_u32 world) {
-    oh_u32 looks, missing, j;
-    for (;;) {
-        OH_NO_UNROLL
-        for (looks = 0; looks < OH_POLLS; looks++) {
-            missing = 0;
-            OH_UNROLL
-            for (j = 0; j + 1 < world; j++) {
-                v[0][j] = oh_ld_relaxed_sys_unit(a->peers[j].from + at);
-                if (apart) v[1][j] = oh_ld_relaxed_sys_unit(a->peers[j].from + at + apart);
-            }
-            OH_UNROLL
-            for (j = 0; j + 1 < world; j++)
-                missing |= !oh_unit_arrived(v[0][j]) | (apart && !oh_unit_arrived(v[1][j]));
-            if (!missing) return 1;
-        }
-        if (!oh_norm_await_long(a, at, w) || (apart && !oh_norm_await_long(a, at + apart, w)))
-            return 0;
-    }
 }
 
 /* What a block has of its rows: one at which it works, and the next one. */
@@ -146,6 +125,36 @@ OH_FN void oh_norm_fast_begin(const oh_norm_args *n, oh_grid g, oh_norm_rows *k,
     if (s.each == 1) oh_norm_all_factors(n, g, k->weight, k->factors, s.dtype, s.each);
 }
 
+/* Waits for a lane's unit `first` of all sources and, if two are waited for together, for its next
+ * one: all are looked at together, so that their loads are in flight together. 0: the communicator
+ * died. */
+OH_FN oh_i32 oh_norm_await_units(const oh_norm_args *n, oh_grid g, const oh_norm_rows *k,
+                                 oh_u32 first, oh_unit v[][OH_MAX_RANKS], oh_norm_shape s) {
+    const oh_args *a = &n->call;
+    const oh_u64 apart = (oh_u64)n->lanes * OH_UNIT_BYTES;
+    const oh_u64 at = k->place + (oh_u64)first * OH_UNIT_BYTES;
+    const oh_u32 two = s.together == 2 && first + n->lanes < k->units;
+    oh_u32 looks, missing, j;
+    for (;;) {
+        OH_NO_UNROLL
+        for (looks = 0; looks < OH_POLLS; looks++) {
+            missing = 0;
+            OH_UNROLL
+            for (j = 0; j + 1 < s.world; j++) {
+                v[0][j] = oh_ld_relaxed_sys_unit(a->peers[j].from + at);
+                if (two) v[1][j] = oh_ld_relaxed_sys_unit(a->peers[j].from + at + apart);
+            }
+            OH_UNROLL
+            for (j = 0; j + 1 < s.world; j++)
+                missing |= !oh_unit_arrived(v[0][j]) | (two && !oh_unit_arrived(v[1][j]));
+            if (!missing) return 1;
+        }
+        if (!oh_norm_await_long(a, at, k->c.sequence, g.thread == 0) ||
+            (two && !oh_norm_await_long(a, at + apart, k->c.sequence, g.thread == 0)))
+            return 0;
+    }
+}
+
 /* Waits for the lane's units of all sources and makes r of them, from unit i of the lane on as many
  * as are waited for together. Adds their squares to the lane's. */
 OH_FN void oh_norm_fast_sum(const oh_norm_args *n, oh_grid g, oh_norm_rows *k, oh_u32 lane,
@@ -163,10 +172,7 @@ OH_FN void oh_norm_fast_sum(const oh_norm_args *n, oh_grid g, oh_norm_rows *k, o
         mine = oh_sum_here(mine, s.dtype);
         plus = oh_sum_here(plus, s.dtype);
     }
-    if (first < k->units &&
-        !oh_norm_await_units(a, at, s.together == 2 && first + n->lanes < k->units ? apart : 0, v,
-                             oh_waiter_of(k->c, g, OH_SITE_PUSH_1SHOT), s.world))
-        k->units = 0;
+    if (first < k->units && !oh_norm_await_units(n, g, k, first, v, s)) k->units = 0;
     OH_UNROLL
     for (j = 0; j < s.together; j++) {
         const oh_u32 kept = OH_KEPT(lane, i + j, n->lanes);

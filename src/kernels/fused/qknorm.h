@@ -50,8 +50,8 @@ typedef struct oh_qk_batch {
     oh_u64 place;
 } oh_qk_batch;
 
-/* What a lane keeps: the addresses of its units in the first token, the units of all tokens, and the
- * weight's. */
+/* What a lane keeps: the addresses of its units in the first token, the units of all tokens, and
+ * the weight's. */
 typedef struct oh_qk_kept {
     oh_u64 at[OH_NORM_UNITS];
     oh_unit x[OH_QKNORM_KEPT];

@@ -255,8 +255,8 @@ typedef struct oh_direct_part {
     oh_u32 outs;
 } oh_direct_part;
 
-/* Sums `units` units from p.at on; of a batch that is not `full` those before the end. 0: a rank has
- * given up, and what is left was not stored. */
+/* Sums `units` units from p.at on; of a batch that is not `full` those before the end. 0: a rank
+ * has given up, and what is left was not stored. */
 OH_FN oh_u32 oh_direct_batch(const oh_args *a, const oh_reach *to, oh_direct_part p, oh_u32 units,
                              oh_u32 full, oh_stamp stamp) {
     const oh_u32 dtype = stamp.dtype, world = stamp.world, outs = p.outs;
