@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`onehop run`: what it sets, and what it says when it cannot."""
+"""Property: `onehop run` sets what programs need to get the NCCL shim, keeps what the user set, and says why it cannot."""
 
 import os
 import shutil
