@@ -353,6 +353,52 @@ def several_communicators(r):
         r.destroy(comm)
 
 
+@case(ranks=(2, 3))
+def threads(r):
+    """Threads with a communicator each: calls and groups of one are nothing to the others."""
+    comms = [r.init() for _ in range(3)]
+    failed = []
+
+    def work(index):
+        try:
+            for i in range(60):
+                if i % 3:
+                    r.all_reduce(comms[index], count=20 + index)
+                    continue
+                r.call("ncclGroupStart")
+                verify = [r.all_reduce(comms[index], count=40 + k, later=True) for k in range(1 + (i % 2 and index == 0))]
+                r.call("ncclGroupEnd")
+                for one in verify:
+                    one()
+        except AssertionError as error:
+            failed.append(error)
+
+    running = [threading.Thread(target=work, args=(index,)) for index in range(3)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    check(not failed, failed)
+    equal(r.count("ncclAllReduce"), 20, "all-reduces that NCCL saw, of two in a group")
+    for comm in comms:
+        r.destroy(comm)
+
+
+@case(ONEHOP_NCCL="0")
+def many_one_after_another(r):
+    """Communicators come and go in another order than they were made."""
+    kept, rng = [r.init() for _ in range(2)], random.Random(3)
+    for _ in range(150):
+        comm = ctypes.c_void_p()
+        r.call("ncclCommSplit", kept[0], 0, 0, ctypes.byref(comm), None)
+        kept.append(comm)
+        if len(kept) > 40:
+            r.destroy(kept.pop(2 + rng.randrange(30)))
+    for comm in kept:
+        r.taken(comm, False, count=3)
+        r.destroy(comm)
+
+
 @case()
 def made_in_other_ways(r):
     comm, scalable, grouped = (ctypes.c_void_p() for _ in range(3))
