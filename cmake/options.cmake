@@ -5,8 +5,9 @@
 # are called onehop, and tests, command, examples, installation and Python package are off. tests/install checks it.
 option(ONEHOP_WERROR "Make warnings errors (for .ci/run)" OFF)
 option(ONEHOP_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
-option(ONEHOP_PROGRAMS "Build the command and the examples" ${PROJECT_IS_TOP_LEVEL})
-option(ONEHOP_INSTALL "Install with the project" ${PROJECT_IS_TOP_LEVEL})
+option(ONEHOP_CLI "Build the command" ${PROJECT_IS_TOP_LEVEL})
+option(ONEHOP_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
+option(ONEHOP_INSTALL "Install with the project: libraries, header, command, man page, completion" ${PROJECT_IS_TOP_LEVEL})
 set(ONEHOP_CUDA AUTO CACHE STRING "Build the GPU kernels: AUTO (if nvcc works and there is a GPU to build for), ON or OFF")
 set(ONEHOP_PYTHON_PACKAGE AUTO CACHE STRING "Build the Python package: AUTO (if there are headers), ON or OFF")
 set(ONEHOP_SANITIZE "" CACHE STRING "Empty, address (with undefined behaviour) or thread")

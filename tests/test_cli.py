@@ -290,6 +290,7 @@ class Perf(unittest.TestCase):
             with open(path) as file:
                 data = json.load(file)
         self.assertEqual(data["schema"], "onehop-perf/1")
+        self.assertIs(data["complete"], True)
         self.assertEqual(data["ranks"], 2)
         for key in (
             "machine",
@@ -404,6 +405,38 @@ class Perf(unittest.TestCase):
             "multicast: emulated; off: ONEHOP_MULTICAST is not 1",
         ):
             self.assertIn(word, done.stdout)
+
+    def test_info_json(self):
+        """Text of the environment that JSON could not hold is replaced, not passed on."""
+        odd = {"MASTER_ADDR": b'"\\\n\xff\xed\xa0\x80\xc3\xa9', "WORLD_SIZE": b"2"}
+        env = {os.fsencode(key): os.fsencode(value) for key, value in CLEAN_ENV.items()}
+        env.update((key.encode(), value) for key, value in odd.items())
+        done = subprocess.run([TOOL, "info", "--json"], capture_output=True, timeout=LIMIT, env=env)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        data = json.loads(done.stdout.decode())
+        keys = "schema version commit oldest_driver devices no_gpu links memory environment"
+        self.assertEqual(list(data), keys.split())
+        self.assertEqual(data["schema"], "onehop-info/1")
+        host = data["devices"][0]
+        keys = "kind ordinal refusal usable name bus_id instruction_set capability cores memory_bytes handle_types multicast"
+        self.assertEqual(list(host), keys.split())
+        self.assertEqual((host["kind"], host["usable"], host["handle_types"]), ("host", True, ["descriptor"]))
+        self.assertEqual(host["multicast"], {"support": "emulated", "refusal": "ONEHOP_MULTICAST is not 1", "on": False})
+        self.assertEqual([row["ranks"] for row in data["memory"]], list(range(2, 9)))
+        for row in data["memory"]:
+            self.assertGreater(row["host"]["symmetric_bytes"], 0)
+            self.assertGreater(row["cuda"]["symmetric_bytes"], 0)
+        self.assertEqual(bool(data["no_gpu"]), len(data["devices"]) == 1)
+        values = {row["name"]: row["value"] for row in data["environment"]}
+        self.assertEqual(values["WORLD_SIZE"], "2")
+        self.assertIsNone(values["RANK"])
+        self.assertEqual(values["MASTER_ADDR"], '"\\\n' + "\ufffd" * 4 + "\xe9")
+        text = run("info").stdout
+        for name in values:
+            self.assertIn(name, text)
+        done = run("info", "--json", env={"ONEHOP_ISA": "mmx"})
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("ONEHOP_ISA", json.loads(done.stdout)["devices"][0]["refusal"])
 
     def test_multicast(self):
         if has_gpu():

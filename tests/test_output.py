@@ -6,12 +6,15 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import re
+import signal
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 BUILD = os.environ.get(
@@ -192,6 +195,73 @@ class Kinds(InFolder):
         self.assertEqual(run(*PERF, "-J", self.path).returncode, 0)
         self.assertEqual(os.stat(self.path).st_mode & 0o7777, 0o604)
         self.written()
+        self.holds("out")
+
+
+class EndedEarly(InFolder):
+    """perf that is ended at any moment leaves the file from before, or a whole one with what was measured."""
+
+    SIZES = ["perf", "--device", "host", "-g", "2", "-b", "1K", "-e", "256K", "-f", "2", "-n", "300"]
+    BEFORE = '{"from": "before"}'
+
+    def ended(self, number, after, *more, group=False):
+        """Returns what the file holds then."""
+        with open(self.path, "w") as file:
+            file.write(self.BEFORE)
+        process = subprocess.Popen([TOOL, *self.SIZES, *more, "-J", self.path], stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL, env=ENV, start_new_session=True)  # fmt: skip
+        time.sleep(after)
+        (os.killpg if group else os.kill)(process.pid, number)
+        process.wait(timeout=60)
+        with contextlib.suppress(ProcessLookupError):  # the ranks of a parent that was killed are ended by the kernel
+            os.killpg(process.pid, signal.SIGKILL)
+        with open(self.path) as file:
+            text = file.read()
+        data = json.loads(text)
+        if data != json.loads(self.BEFORE):
+            self.assertEqual(data["schema"], "onehop-perf/1")
+            sizes = [1 << 10 + i for i in range(9)]
+            found = [row["size"] for row in data["results"]]
+            self.assertEqual(found, sizes[: len(found)])
+            self.assertGreater(len(found), 0)
+            self.assertEqual(data["complete"], len(found) == len(sizes))
+        # A rank that is killed while it writes cannot take its file away.
+        beside = [name for name in os.listdir(self.folder) if name != "out"]
+        self.assertTrue(len(beside) <= 1 and all(name.startswith(".onehop-") for name in beside), beside)
+        for name in beside:
+            os.unlink(os.path.join(self.folder, name))
+        return data
+
+    def test_at_random_moments(self):
+        began = time.monotonic()
+        self.assertEqual(run(*self.SIZES).returncode, 0)
+        whole = time.monotonic() - began
+        partial = 0
+        for i in range(24):
+            number = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)[i % 3]
+            layout = ("process", "thread", "single")[i // 3 % 3]
+            after = random.uniform(0, 1.1 * whole)
+            with self.subTest(number=number, layout=layout, after=after):
+                data = self.ended(number, after, "--layout", layout, group=i % 2 == 0)
+                partial += not data.get("complete", True)
+        self.assertGreater(partial, 0, "at none of these moments a part had been measured")
+
+    def test_lost_rank(self):
+        """Also where a rank is lost, what was measured stays."""
+        process = subprocess.Popen([TOOL, *self.SIZES[:-1], "20000", "-w", "20000", "-e", "1G", "-J", self.path],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV)  # fmt: skip
+        with process:
+            for line in process.stdout:
+                if line.split()[:1] == ["2048"]:
+                    break
+            with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
+                os.kill(int(file.read().split()[1]), signal.SIGKILL)
+            process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 4)
+        with open(self.path) as file:
+            data = json.load(file)
+        self.assertIs(data["complete"], False)
+        self.assertGreaterEqual(len(data["results"]), 1)
         self.holds("out")
 
 

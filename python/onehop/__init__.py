@@ -75,13 +75,14 @@ _TORCH = {
     "symmetric": "",
 }
 
+if not TYPE_CHECKING:  # for a checker of types any other name is a typo
 
-def __getattr__(name: str) -> Any:
-    if name not in _TORCH:
-        raise AttributeError(f"module 'onehop' has no attribute '{name}'")
-    import importlib
+    def __getattr__(name: str) -> Any:
+        if name not in _TORCH:
+            raise AttributeError(f"module 'onehop' has no attribute '{name}'")
+        import importlib
 
-    module = importlib.import_module(_TORCH[name] or f"onehop.{name}")
-    value = getattr(module, name) if _TORCH[name] else module
-    globals()[name] = value
-    return value
+        module = importlib.import_module(_TORCH[name] or f"onehop.{name}")
+        value = getattr(module, name) if _TORCH[name] else module
+        globals()[name] = value
+        return value

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -37,15 +38,48 @@ def page_up(size: int | None) -> int:
     return -(-(size or 0) // PAGE) * PAGE
 
 
+def on(name: str) -> bool:
+    """Whether a variable of the environment is set to something that means yes."""
+    return os.environ.get(name, "").strip().lower() in ("1", "true", "yes", "y", "on", "t")
+
+
+def dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill one block of memory, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def in_order(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor's elements as they lie in memory."""
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
 class DropIn:
     """`disabled`: no tensor is taken. `obj`: the AllReduce in use, None if disabled or closed."""
 
     disabled: bool
     obj: onehop.AllReduce | None
+    group: dist.ProcessGroup
+    device: torch.device
+    rank: int
+    world_size: int
+    registers = True  # whether capture() has captured memory mapped
 
     def __init__(
-        self, group: dist.ProcessGroup, device: int | str | torch.device, limit: int, sizes: Sizes, usable: bool
+        self,
+        group: dist.ProcessGroup,
+        device: int | str | torch.device,
+        limit: int | None,
+        sizes: Sizes,
+        usable: bool,
     ) -> None:
+        """limit: bytes of the longest message taken; None: of any length."""
         self.disabled, self.obj = True, None
         self._limit = limit
         self.group, self.device = group, device_of(device)
@@ -72,25 +106,36 @@ class DropIn:
     def should_custom_ar(self, inp: torch.Tensor) -> bool:
         """Whether custom_all_reduce takes the tensor.
 
-        It does if it is of this device, contiguous, float32, float16 or bfloat16, not empty and not longer than the
-        limit. Any number of elements at any address of an element will do.
+        It does if it is of this device, of one block of memory without gaps, float32, float16 or bfloat16, not empty
+        and not longer than the limit. Any number of elements at any address of an element will do.
         """
-        return (
-            not self.disabled
-            and inp.dtype in DTYPES
-            and inp.device == self.device
-            and inp.is_contiguous()
-            and 0 < inp.numel() * inp.element_size() <= self._limit
-        )
+        return not self.disabled and inp.dtype in DTYPES and inp.device == self.device and self._fits(inp, self._limit)
+
+    @staticmethod
+    def _fits(inp: torch.Tensor, limit: int | None) -> bool:
+        size = inp.numel() * inp.element_size()
+        return 0 < size and (limit is None or size <= limit) and (inp.is_contiguous() or dense(inp))
+
+    def _sum(self, inp: torch.Tensor, out: torch.Tensor | None = None, **way: Any) -> torch.Tensor:
+        """The sum, laid out in memory as `inp` is: a transposed tensor needs no copy."""
+        ar = self.obj if self.obj is not None else self._live()
+        if inp.is_contiguous():
+            return ar.all_reduce(inp, **way) if out is None else ar.all_reduce(inp, out=out, **way)
+        made = torch.empty_like(inp) if out is None else out
+        if dense(inp) and made.stride() == inp.stride():
+            ar.all_reduce(in_order(inp), out=in_order(made), **way)
+            return made
+        return ar.all_reduce(inp, out=made, **way)
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[None]:
         """Around the capture of CUDA graphs; not to be nested.
 
         Calls whose stream is being captured are noted, and the exit, which is collective, has their memory mapped by
-        all ranks. Other calls run as they do elsewhere. Raises onehop.Error: see onehop.AllReduce.capture.
+        all ranks. Other calls run as they do elsewhere. Where `registers` is False nothing is noted, and captured calls
+        are as eager ones. Raises onehop.Error: see onehop.AllReduce.capture.
         """
-        if self.disabled:
+        if self.disabled or not self.registers:
             yield
             return
         with self._live().capture():

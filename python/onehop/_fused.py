@@ -10,7 +10,7 @@ from onehop import _onehop
 from onehop._custom_op import CustomOp
 from onehop._errors import ArgumentError
 from onehop._tensors import TensorCalls, dtype_of, way_of, written
-from onehop._types import Algorithm, DType, Result, Source
+from onehop._types import Algorithm, AlgorithmName, DType, Result, Source, SourceName
 
 
 class Normed(NamedTuple):
@@ -303,8 +303,8 @@ class FusedCalls(TensorCalls):
         values: Mapping[str, float | torch.Tensor] | None = None,
         *,
         out: torch.Tensor | None = None,
-        algorithm: Algorithm | str | None = None,
-        source: Source | str | None = None,
+        algorithm: Algorithm | AlgorithmName | None = None,
+        source: Source | SourceName | None = None,
         blocks: int = 0,
         threads: int = 0,
     ) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from onehop import _onehop
 from onehop._errors import ArgumentError
-from onehop._types import Algorithm, DeviceKind, DType, Result, Source
+from onehop._types import Algorithm, AlgorithmName, DeviceKind, DType, Result, Source, SourceName
 
 DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
 
@@ -135,8 +135,8 @@ class TensorCalls:
         tensor: torch.Tensor,
         *,
         out: torch.Tensor | None = None,
-        algorithm: Algorithm | str | None = None,
-        source: Source | str | None = None,
+        algorithm: Algorithm | AlgorithmName | None = None,
+        source: Source | SourceName | None = None,
         blocks: int = 0,
         threads: int = 0,
         prefetch: torch.Tensor | None = None,
@@ -181,8 +181,8 @@ class TensorCalls:
         self,
         tensor: torch.Tensor,
         *,
-        algorithm: Algorithm | str | None = None,
-        source: Source | str | None = None,
+        algorithm: Algorithm | AlgorithmName | None = None,
+        source: Source | SourceName | None = None,
         blocks: int = 0,
         threads: int = 0,
         prefetch: torch.Tensor | None = None,

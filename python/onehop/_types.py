@@ -1,7 +1,7 @@
 """Enumerations and records. Values are those of onehop.h, which a test holds them against."""
 
 import enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Result(enum.IntEnum):
@@ -76,6 +76,26 @@ class Source(enum.IntEnum):
     WORKSPACE = 1
     GRAPH = 2
     MULTICAST = 3
+
+
+AlgorithmName = Literal[
+    "auto",
+    "1shot_push",
+    "2shot_push",
+    "1shot_pull",
+    "2shot_pull",
+    "nccl",
+    "host_1shot",
+    "host_2shot",
+    "local_copy",
+    "scatter_push",
+    "gather_ll",
+    "gather_push",
+    "host_scatter",
+    "host_gather",
+]
+"""The library's names of them; a test holds them against it."""
+SourceName = Literal["none", "workspace", "graph", "multicast"]
 
 
 class Collective(enum.IntEnum):

@@ -24,7 +24,8 @@ from onehop._results import OURS, Group, Row, Run, System, Unreadable
 
 DECODE = "onehop-decode/1"
 ABOUT = ("machine", "cpu", "gpu", "driver", "clocks", "device", "layout", "mode", "early_trigger", "rotate", "model",
-         "dtype", "ranks", "prompt", "tokens", "nccl", "torch", "version", "commit", "time", "args")  # fmt: skip
+         "dtype", "ranks", "prompt", "tokens", "nccl", "torch", "version", "commit", "time", "complete",
+         "args")  # fmt: skip
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 70em; margin: 2em auto; padding: 0 1em }
 table { border-collapse: collapse; margin: .6em 0 1.4em; font-variant-numeric: tabular-nums }

@@ -8,15 +8,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from onehop._dropin import MAX_RANKS, DropIn, Sizes, page_up
+import onehop
+from onehop._dropin import MAX_RANKS, PAGE, DropIn, Sizes, in_order, log, on, page_up
 from onehop._tensors import device_of, named
 from onehop._types import Algorithm, Source
+
+PULLS = (Algorithm.ONESHOT_PULL, Algorithm.TWOSHOT_PULL)
 
 __all__ = ["Config", "CustomAllReduceV2", "can_use_custom_all_reduce_v2"]
 
@@ -56,21 +60,47 @@ def algorithm_of(given: object) -> Algorithm | None:
 
 def memory_saver() -> bool:
     """Whether SGLang may take memory away from captured graphs: then none of it may be read by peers."""
-    return os.environ.get("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "").lower() in ("1", "true", "yes", "on")
+    return on("SGLANG_MEMORY_SAVER_CUDA_GRAPH")
+
+
+def kilobytes(name: str) -> int | None:
+    """The size that a variable of the environment sets, in bytes; None: it sets none."""
+    given = os.environ.get(name, "").strip()
+    if not given:
+        return None
+    try:
+        return int(given) * 1024
+    except ValueError:
+        log.warning("%s: expected a number of kilobytes, found %r: not heeded", name, given)
+        return None
+
+
+def in_piecewise_graph() -> bool:
+    """Whether SGLang captures a model in pieces: the memory of these captures is not kept, no peer may read it."""
+    module = sys.modules.get("sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph")
+    asked = getattr(module, "is_in_tc_piecewise_cuda_graph", None)
+    return asked is not None and bool(asked())
 
 
 class CustomAllReduceV2(DropIn):
     """Sums over the ranks of a group.
 
     Attributes: disabled, rank, world_size, device, group, max_size, max_push_size, max_pull_size (bytes; the storage in
-    force), config, override_algo, obj (the onehop.AllReduce, None if disabled).
+    force), pull_enabled, has_multicast (False: SGLang's own kernels cannot use our storage), config, override_algo, obj
+    (the onehop.AllReduce, None if disabled).
     """
+
+    max_size: int
+    max_push_size: int
+    max_pull_size: int
+    pull_enabled = True
+    has_multicast = False
 
     def __init__(
         self,
         group: dist.ProcessGroup,
         device: int | str | torch.device,
-        max_size: int = 16 << 20,
+        max_size: int | None = None,
         *,
         max_pull_size: int | None = None,
         max_push_size: int | None = None,
@@ -79,22 +109,32 @@ class CustomAllReduceV2(DropIn):
     ) -> None:
         """Collective over `group`, a torch.distributed group for CPU tensors.
 
-        max_size: longest message taken, in bytes, and up to where storage follows the tuning table. max_push_size,
-        max_pull_size: that much storage instead, rounded up to 4096; longer messages go in pieces. max_push_blocks,
-        max_pull_blocks: the larger one bounds the grid of all calls, if both are given.
+        max_size: longest message taken, in bytes, and up to where storage follows the tuning table; None:
+        SGLANG_CUSTOM_ALL_REDUCE_V2_MAX_SIZE_KB or 16 MiB. max_push_size, max_pull_size: that much storage instead,
+        rounded up to 4096; longer messages go in pieces; SGLANG_FORCE_CUSTOM_ALL_REDUCE_V2_PUSH_SIZE_KB and
+        ..._PULL_SIZE_KB overrule both. max_pull_size or max_pull_blocks 0: only push algorithms are used.
+        max_push_blocks, max_pull_blocks: the larger one bounds the grid of all calls, if both are given.
         """
         self._override: Algorithm | None = None
-        self.max_size = max(max_size, max_push_size or 0, max_pull_size or 0)
+        if max_size is None:
+            max_size = kilobytes("SGLANG_CUSTOM_ALL_REDUCE_V2_MAX_SIZE_KB") or 16 << 20
+        forced_push = kilobytes("SGLANG_FORCE_CUSTOM_ALL_REDUCE_V2_PUSH_SIZE_KB")
+        forced_pull = kilobytes("SGLANG_FORCE_CUSTOM_ALL_REDUCE_V2_PULL_SIZE_KB")
+        push = max_push_size if forced_push is None else forced_push
+        pull = max_pull_size if forced_pull is None else forced_pull
+        self.pull_enabled = pull != 0 and max_pull_blocks != 0
+        self.max_size = max(max_size, push or 0, pull or 0)
+        blocks = max_push_blocks if not self.pull_enabled else max_pull_blocks
         sizes = Sizes(
             max_bytes=max_size,
-            push_bytes=page_up(max_push_size),
-            pull_bytes=page_up(max_pull_size),
-            max_blocks=max(max_push_blocks, max_pull_blocks) if max_push_blocks and max_pull_blocks else 0,
+            push_bytes=page_up(push),
+            pull_bytes=page_up(pull) if self.pull_enabled else PAGE,  # the library's smallest
+            max_blocks=max(max_push_blocks, blocks) if max_push_blocks and blocks else 0,
         )
         super().__init__(group, device, self.max_size, sizes, can_use_custom_all_reduce_v2(group, device))
         stats = self.obj.stats() if self.obj else None
         self.max_push_size = stats.push_bytes if stats else 0
-        self.max_pull_size = stats.pull_bytes if stats else 0
+        self.max_pull_size = stats.pull_bytes if stats and self.pull_enabled else 0
 
     # ---- what is done -----------------------------------------------------------------------------------------------
 
@@ -137,16 +177,36 @@ class CustomAllReduceV2(DropIn):
         onehop.Error: see onehop.AllReduce.all_reduce.
         """
         ar = self.obj if self.obj is not None else self._live()
-        if not (ar._capturing and being_captured(inp)):
-            return ar.all_reduce(inp, algorithm=self._override)
+        captured = ar._capturing and being_captured(inp)
+        if captured and not in_piecewise_graph():
+            return self._captured(ar, inp)
+        if self._override is None and (captured or not self.pull_enabled):
+            return self._sum(inp, **self._eager(ar, inp))
+        if captured and self._override in PULLS:
+            return self._sum(inp, algorithm=self._override, source=Source.WORKSPACE)
+        return self._sum(inp, algorithm=self._override)
+
+    def _captured(self, ar: onehop.AllReduce, inp: torch.Tensor) -> torch.Tensor:
+        """A call whose memory the exit of capture() has mapped."""
         algorithm, source = self._override, None
         if algorithm is None:
             choice = ar.would_use(inp, graph=True)
             algorithm, source = choice.algorithm, choice.source
+            if algorithm in PULLS and not self.pull_enabled:
+                return self._sum(inp, algorithm=Algorithm.TWOSHOT_PUSH)
         if algorithm != Algorithm.TWOSHOT_PULL:
-            return ar.all_reduce(inp, algorithm=self._override)
-        ar.all_reduce_(inp, algorithm=algorithm, source=source)
+            return self._sum(inp, algorithm=self._override)
+        ar.all_reduce_(inp if inp.is_contiguous() else in_order(inp), algorithm=algorithm, source=source)
         return inp
+
+    def _eager(self, ar: onehop.AllReduce, inp: torch.Tensor) -> dict[str, Any]:
+        """What the table says of a call that is not captured; by name, so that it holds in a capture too."""
+        choice = ar.would_use(inp)
+        if choice.algorithm not in PULLS:
+            return {"algorithm": choice.algorithm}
+        if not self.pull_enabled:
+            return {"algorithm": Algorithm.TWOSHOT_PUSH}
+        return {"algorithm": choice.algorithm, "source": choice.source}
 
     # ---- captured memory ---------------------------------------------------------------------------------------------
 

@@ -13,34 +13,58 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from onehop._dropin import MAX_RANKS, DropIn, Sizes
-from onehop._tensors import device_of
+from onehop._dropin import MAX_RANKS, DropIn, Sizes, on
+from onehop._tensors import DTYPES, device_of
 
 __all__ = ["CustomAllreduce"]
 
 
 class CustomAllreduce(DropIn):
-    """Sums over the ranks of a group.
+    """Sums over the ranks of a group, and what else vLLM asks of its own class.
 
-    Attributes: disabled, rank, world_size, device, group, max_size (bytes), obj (the onehop.AllReduce, None if
-    disabled).
+    Attributes: disabled, rank, world_size, device, group, max_size (bytes), fully_connected, batch_invariant, obj (the
+    onehop.AllReduce, None if disabled).
     """
+
+    max_size: int
+    batch_invariant = False
+    # There are no kernels of ours that store by NVLink multicast.
+    mnnvl_only = False
+    mnnvl_multicast_ptr = mnnvl_lamport_ag_multicast_ptr = mnnvl_multimem_rs_multicast_ptr = 0
 
     def __init__(
         self,
         group: dist.ProcessGroup,
         device: int | str | torch.device,
         max_size: int = 8 << 20,
+        max_all_gather_size: int = 2 << 20,
+        max_mnnvl_all_gather_size: int | None = None,  # noqa: ARG002
+        max_reduce_scatter_size: int = 16 << 20,
+        max_mnnvl_reduce_scatter_size: int = 16 << 20,  # noqa: ARG002
+        max_mnnvl_multimem_reduce_scatter_size: int = 64 << 20,  # noqa: ARG002
         symm_mem_enabled: bool = False,  # noqa: ARG002
+        *,
+        register_graph_buffers: bool = True,
     ) -> None:
         """Collective over `group`, a torch.distributed group for CPU tensors.
 
-        max_size: longest message taken, in bytes. symm_mem_enabled, which tells vLLM's own class to leave long messages
-        to symmetric memory, changes nothing here.
+        max_size: longest message taken, in bytes; of any length where VLLM_BATCH_INVARIANT is on. max_all_gather_size,
+        max_reduce_scatter_size: the same for inputs of these. register_graph_buffers: False: capture() has no memory
+        mapped. The others are for kernels that are not there: they change nothing.
         """
+        self.batch_invariant = on("VLLM_BATCH_INVARIANT")
+        self.registers = register_graph_buffers
         self.max_size = max_size
+        self.max_all_gather_size, self.max_reduce_scatter_size = max_all_gather_size, max_reduce_scatter_size
         usable = 2 <= dist.get_world_size(group) <= MAX_RANKS
-        super().__init__(group, device, max_size, Sizes(max_bytes=max_size), usable)
+        super().__init__(
+            group, device, None if self.batch_invariant else max_size, Sizes(max_bytes=max_size), usable
+        )
+
+    @property
+    def fully_connected(self) -> bool:
+        """Whether each rank reaches the memory of all others: else it is disabled."""
+        return not self.disabled
 
     def all_reduce(
         self,
@@ -54,7 +78,39 @@ class CustomAllreduce(DropIn):
         registered: changes nothing; whether captured memory is read as it lies follows from capture(). Raises
         onehop.Error: see onehop.AllReduce.all_reduce.
         """
-        return self._live().all_reduce(inp, out=out)
+        return self._sum(inp, out)
+
+    def should_custom_all_gather(self, inp: torch.Tensor) -> bool:
+        """Whether custom_all_gather takes the tensor: of this device, of one dimension or more, not too long."""
+        return (
+            not self.disabled
+            and inp.device == self.device
+            and inp.dim() > 0
+            and self._fits(inp, None if self.batch_invariant else self.max_all_gather_size)
+        )
+
+    def custom_all_gather(self, inp: torch.Tensor) -> torch.Tensor | None:
+        """The tensors of all ranks one behind the other, or None: the caller then has another way."""
+        return self._live().all_gather(inp) if self.should_custom_all_gather(inp) else None
+
+    def should_custom_reduce_scatter(self, inp: torch.Tensor) -> bool:
+        """Whether custom_reduce_scatter takes the tensor, whose first dimension the ranks divide."""
+        return (
+            not self.disabled
+            and inp.dtype in DTYPES
+            and inp.device == self.device
+            and inp.dim() > 0
+            and inp.shape[0] % self.world_size == 0
+            and self._fits(inp, None if self.batch_invariant else self.max_reduce_scatter_size)
+        )
+
+    def should_mnnvl_multimem_reduce_scatter(self, inp: torch.Tensor) -> bool:  # noqa: ARG002
+        """False: see mnnvl_multicast_ptr."""
+        return False
+
+    def custom_reduce_scatter(self, inp: torch.Tensor) -> torch.Tensor | None:
+        """This rank's part of the sum, or None, also where it is disabled: the caller then has another way."""
+        return self._live().reduce_scatter(inp) if self.should_custom_reduce_scatter(inp) else None
 
     def custom_all_reduce(self, inp: torch.Tensor) -> torch.Tensor | None:
         """all_reduce, or None if should_custom_ar says no: the caller then has another way."""

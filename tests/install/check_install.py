@@ -121,12 +121,57 @@ def check_pkg_config(steps, cc, prefix, scratch):
         libraries = os.path.dirname(find_one(prefix, "libonehop.so"))
         steps.run("run it", [program], env=dict(os.environ, LD_LIBRARY_PATH=libraries))
 
+    alone = f"{scratch}/archive"  # where the linker finds no shared library
+    os.mkdir(alone)
+    os.symlink(find_one(prefix, "libonehop.a"), f"{alone}/libonehop.a")
+    flags = subprocess.run([pkg_config, "--static", "--cflags", "--libs", "onehop"], env=environment, text=True,
+                           stdout=subprocess.PIPE, check=True).stdout.split()
+    program = f"{scratch}/by_pkg_config_static"
+    command = [cc, "-std=c11", os.path.join(HERE, "consumer.c"), "-o", program, f"-L{alone}", *flags]
+    if steps.run("link statically through pkg-config", command) and steps.run("run it", [program]):
+        check_static(steps, program)
+
+
+def check_static(steps, program):
+    if shutil.which("readelf"):
+        steps.check("it needs no libonehop.so", "it does" if "libonehop" in output("readelf", "-dW", program) else "")
+
+
+def check_paths(steps, prefix, build):
+    """No file that others build with names a place of this build: the prefix may be moved."""
+    wrong = []
+    for directory, _, files in os.walk(prefix):
+        for name in files:
+            if name.endswith((".pc", ".cmake", ".h")):
+                with open(os.path.join(directory, name), encoding="utf-8") as file:
+                    text = file.read()
+                wrong += [f"{name}: {place}" for place in (TREE, os.path.abspath(build), "/usr/local") if place in text]
+    steps.check("no place of the build in onehop.pc and the CMake package", "\n".join(wrong))
+
+
 
 def check_package(steps, cc, cmake, prefix, scratch):
     build = f"{scratch}/by_package"
     configure = [cmake, "-S", HERE, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_C_COMPILER={cc}"]
     if steps.run("find_package(onehop)", configure) and steps.run("link through it", [cmake, "--build", build]):
         steps.run("run it", [f"{build}/consumer"])
+        steps.run("run it, linked statically", [f"{build}/consumer_static"])
+        check_static(steps, f"{build}/consumer_static")
+
+
+def check_options(steps, cc, cmake, scratch):
+    """What is off is not built, and what is on does not need the others."""
+    programs = {"ONEHOP_CLI": "onehop_cli", "ONEHOP_EXAMPLES": "onehop_examples", "ONEHOP_TESTS": "test_base"}
+    for on in None, *programs:
+        build = f"{scratch}/options_{on}"
+        configure = [cmake, "-S", TREE, "-B", build, f"-DCMAKE_C_COMPILER={cc}", "-DONEHOP_CUDA=OFF", "-DONEHOP_INSTALL=OFF",
+                     "-DONEHOP_PYTHON_PACKAGE=OFF", *(f"-D{name}={'ON' if name == on else 'OFF'}" for name in programs)]
+        if steps.run(f"{on} alone" if on else "all options off", configure):
+            targets = set(re.findall(r"\w+", output(cmake, "--build", build, "--target", "help")))
+            steps.check("its targets", " ".join(t for name, t in programs.items() if (name == on) != (t in targets)))
+            done = subprocess.run([cmake, "--install", build, "--prefix", f"{build}/prefix"], stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True)
+            steps.check("nothing to install", "" if done.returncode == 0 and not os.path.exists(f"{build}/prefix") else done.stdout)
 
 
 def check_parent(steps, cc, cmake, scratch):
@@ -167,11 +212,16 @@ def main():
             check_header(steps, args.cc, cxx, prefix)
             check_library(steps, prefix)
             check_pkg_config(steps, args.cc, prefix, scratch)
+            check_paths(steps, prefix, args.build)
             check_package(steps, args.cc, args.cmake, prefix, scratch)
+            check_options(steps, args.cc, args.cmake, scratch)
             check_parent(steps, args.cc, args.cmake, scratch)
             command = f"{prefix}/bin/onehop"
             if os.path.exists(command):
                 steps.run("the installed command runs", [command, "--help"])
+                find_one(prefix, "onehop.1")
+                completion = f"{prefix}/share/bash-completion/completions/onehop"
+                steps.check("its completion", "" if os.path.exists(completion) else f"no {completion}")
     print(f"{steps.passed} passed, {steps.failed} failed, {steps.skipped} skipped")
     return 1 if steps.failed else 0
 

@@ -40,6 +40,20 @@ def test_sums(world_size):
     assert ranks.run(world_size, sums) == [3 * 3 * 3] * world_size
 
 
+def without_numpy(rank, world_size):
+    """PyTorch does not require it."""
+
+    def refused(*_):
+        raise RuntimeError("Numpy is not available")
+
+    torch.Tensor.numpy = refused
+    return sums(rank, world_size)
+
+
+def test_without_numpy():
+    assert ranks.run(2, without_numpy) == [3 * 3 * 3] * 2
+
+
 def kinds(rank, world_size):
     """Ranks need not agree on how a tensor lies, nor on what else they do with it."""
     with onehop.AllReduce(None, "cpu", timeout=20) as ar:

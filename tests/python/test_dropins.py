@@ -72,7 +72,9 @@ def check_sglang_which_tensors(group, rank, world):
     assert not comm.should_custom_ar(torch.empty(LIMIT // 4 + 1))
     assert not comm.should_custom_ar(torch.empty(16, dtype=torch.float64))
     assert not comm.should_custom_ar(torch.empty(16, dtype=torch.int32))
-    assert not comm.should_custom_ar(torch.empty(4, 8).T)
+    assert comm.should_custom_ar(torch.empty(4, 8).T), "one block, if in another order"
+    assert not comm.should_custom_ar(torch.empty(4, 8)[:, :4])
+    assert not comm.should_custom_ar(torch.empty(1).expand(4))
     assert not comm.should_custom_ar(torch.empty(16, device="meta"))
     comm.close()
     comm = onehop.sglang.CustomAllReduceV2(group, "cpu", 4096, max_pull_size=8192)
@@ -251,7 +253,11 @@ def check_vllm(group, rank, world):
     assert comm.all_reduce(given(rank, 64, torch.float32), out=out, registered=True) is out
     expect_sum(out, world, 64, torch.float32)
     assert comm.custom_all_reduce(torch.empty(LIMIT)) is None
-    assert comm.custom_all_reduce(torch.empty(4, 4).T) is None
+    assert comm.custom_all_reduce(torch.empty(4, 8)[:, :4]) is None
+    inp = given(rank, 96, torch.float32).view(4, 3, 8).permute(2, 0, 1)
+    out = comm.custom_all_reduce(inp)
+    assert (out.shape, out.stride()) == (inp.shape, inp.stride())
+    expect_sum(out.permute(1, 2, 0), world, 96, torch.float32)
     with comm.capture():
         expect_sum(comm.custom_all_reduce(given(rank, 16, torch.float32)), world, 16, torch.float32)
         comm.register_graph_buffers()
@@ -259,6 +265,100 @@ def check_vllm(group, rank, world):
     expect_sum(comm.custom_all_reduce(given(rank, 16, torch.float32)), world, 16, torch.float32)
     comm.close()
     assert comm.custom_all_reduce(torch.empty(16)) is None
+
+
+def check_vllm_gathers_and_scatters(group, rank, world):
+    comm = onehop.vllm.CustomAllreduce(group, "cpu", LIMIT, 4096, None, 8192)
+    assert comm.fully_connected and not comm.mnnvl_lamport_ag_multicast_ptr
+    for dtype in DTYPES:
+        out = comm.custom_all_gather(given(rank, 24, dtype).view(6, 4))
+        assert out.shape == (6 * world, 4)
+        for peer in range(world):
+            assert torch.equal(out[6 * peer : 6 * peer + 6].flatten(), given(peer, 24, dtype))
+        out = comm.custom_reduce_scatter(given(rank, 12 * world, dtype).view(3 * world, 4))
+        assert out.shape == (3, 4)
+        wanted = sum(given(peer, 12 * world, torch.float32) for peer in range(world)).to(dtype)
+        assert torch.equal(out.flatten(), wanted[12 * rank : 12 * rank + 12])
+    assert comm.custom_all_gather(torch.empty(1025)) is None, "longer than max_all_gather_size"
+    assert comm.custom_reduce_scatter(torch.empty(world + 1)) is None
+    assert comm.custom_reduce_scatter(torch.empty(4096)) is None
+    assert not comm.should_mnnvl_multimem_reduce_scatter(torch.empty(world))
+    comm.close()
+    assert not comm.fully_connected
+    assert comm.custom_reduce_scatter(torch.empty(world)) is comm.custom_all_gather(torch.empty(world)) is None
+
+
+def check_vllm_batch_invariant(group, rank, world):
+    """Any length, and a row's bits do not depend on the rows beside it."""
+    os.environ["VLLM_BATCH_INVARIANT"] = "1"
+    comm = onehop.vllm.CustomAllreduce(group, "cpu", 4096)
+    del os.environ["VLLM_BATCH_INVARIANT"]
+    assert comm.batch_invariant
+    torch.manual_seed(rank)
+    long = torch.randn(64, 1024)
+    assert comm.should_custom_ar(long)
+    out = comm.custom_all_reduce(long)
+    for rows in (1, 3, 17):
+        assert torch.equal(comm.custom_all_reduce(long[:rows]), out[:rows])
+    assert not onehop.vllm.CustomAllreduce.batch_invariant
+    comm.close()
+
+
+def check_vllm_registers_nothing(group, rank, world):
+    comm = onehop.vllm.CustomAllreduce(group, "cpu", LIMIT, register_graph_buffers=False)
+    with comm.capture(), comm.obj.capture():  # the outer one has begun nothing
+        pass
+    with comm.capture():
+        comm.register_graph_buffers()
+        expect_sum(comm.custom_all_reduce(given(rank, 16, torch.float32)), world, 16, torch.float32)
+    comm.close()
+
+
+def check_sglang_push_only(group, rank, world):
+    for zero in ({"max_pull_size": 0}, {"max_pull_blocks": 0}):
+        comm = onehop.sglang.CustomAllReduceV2(group, "cpu", LIMIT, **zero)
+        assert not (comm.disabled or comm.pull_enabled or comm.max_pull_size or comm.has_multicast)
+        for call, count in enumerate((16, 1040, LIMIT // 4)):
+            expect_sum(comm.custom_all_reduce(given(rank, count, torch.float32, call)), world, count, torch.float32, call)
+        assert not [one for one in comm.obj.stats().calls_by if one in onehop.sglang.PULLS]
+        comm.close()
+
+
+def check_sglang_sizes_of_the_environment(group, rank, world):
+    names = {"_MAX_SIZE_KB": "8", "_PUSH_SIZE_KB": "16", "_PULL_SIZE_KB": "0"}
+    names = {
+        f"SGLANG_{'' if name == '_MAX_SIZE_KB' else 'FORCE_'}CUSTOM_ALL_REDUCE_V2{name}": value
+        for name, value in names.items()
+    }
+    os.environ.update(names)
+    comm = onehop.sglang.CustomAllReduceV2(group, "cpu", max_pull_size=LIMIT)
+    for name in names:
+        del os.environ[name]
+    assert (comm.max_size, comm.max_push_size, comm.max_pull_size) == (16 << 10, 16 << 10, 0)
+    comm.close()
+
+
+def check_sglang_piecewise(group, rank, world):
+    """Nothing of a piecewise capture is noted, and its calls are as eager ones."""
+    comm = make_sglang(group)
+    name = "sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph"
+    sys.modules[name] = types.SimpleNamespace(is_in_tc_piecewise_cuda_graph=lambda: True)
+    inp = torch.empty(1040)
+    with comm.capture():
+        stream = record(comm)
+        outs = []
+        for algorithm in (None, "1shot_pull", "2shot_pull"):
+            comm.override_algo = algorithm
+            outs.append(comm.custom_all_reduce(inp))
+        graph = stream.capture_end()
+        assert comm.get_graph_capture_bases() == ([], [], [])
+    del sys.modules[name]
+    inp.copy_(given(rank, 1040, torch.float32))
+    replay(stream, graph)
+    for out in outs:
+        assert out is not inp
+        expect_sum(out, world, 1040, torch.float32)
+    comm.close()
 
 
 def check_vllm_shared_buffers(group, rank, world):
@@ -406,8 +506,11 @@ def test_names_and_arguments():
     assert list(inspect.signature(v2).parameters) == [
         "group", "device", "max_size", "max_pull_size", "max_push_size", "max_pull_blocks", "max_push_blocks",
     ]  # fmt: skip
-    assert inspect.signature(v2).parameters["max_size"].default == 16 << 20
-    assert list(inspect.signature(v1).parameters) == ["group", "device", "max_size", "symm_mem_enabled"]
+    assert list(inspect.signature(v1).parameters) == [
+        "group", "device", "max_size", "max_all_gather_size", "max_mnnvl_all_gather_size", "max_reduce_scatter_size",
+        "max_mnnvl_reduce_scatter_size", "max_mnnvl_multimem_reduce_scatter_size", "symm_mem_enabled",
+        "register_graph_buffers",
+    ]  # fmt: skip
     assert inspect.signature(v1).parameters["max_size"].default == 8 << 20
     both = ("should_custom_ar", "custom_all_reduce", "capture", "close")
     for kind, names in (

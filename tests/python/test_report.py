@@ -121,6 +121,8 @@ def test_a_run_of_perf(tmp_path):
     assert data["cpu"] in text and data["args"] in text
     assert "0 wrong: every output was verified" in text
     assert "<svg" in text and "bus bandwidth" in text
+    (tmp_path / "b.json").write_text(json.dumps({**data, "complete": False, "results": data["results"][:1]}))
+    assert re.search(r">complete<[^>]*><[^>]*>off<", page_of(tmp_path, "b.json")), "a run that was ended early is told"
 
 
 def test_ratios_stand_beside_ours_of_their_kind(tmp_path):

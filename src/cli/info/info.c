@@ -1,8 +1,9 @@
 /* `onehop info`: what onehop sees of this machine, and everything that can be set from outside. */
-#include "cli/shared/backend.h"
+#include "cli/info/info_device.h"
+#include "cli/info/info_json.h"
+
 #include "cli/shared/options.h"
 #include "device/cuda/driver_api.h"
-#include "device/device.h"
 #include "device/host/vector.h"
 
 #include <stdio.h>
@@ -15,15 +16,10 @@ static void print_bytes(uint64_t bytes) {
 }
 
 static void print_handle_kinds(uint32_t kinds) {
-    static const struct {
-        uint32_t kind;
-        const char *name;
-    } names[] = {
-        {OH_HANDLE_FD, "descriptor"}, {OH_HANDLE_FABRIC, "fabric"}, {OH_HANDLE_IPC, "classic IPC"}};
     const char *separator = "";
-    for (size_t i = 0; i < OH_LENGTH(names); i++) {
-        if (!(kinds & names[i].kind)) continue;
-        printf("%s%s", separator, names[i].name);
+    for (const info_handle_name *row = info_handle_names; row->name; row++) {
+        if (!(kinds & row->kind)) continue;
+        printf("%s%s", separator, row->name);
         separator = ", ";
     }
     printf("%s\n", *separator ? "" : "none");
@@ -45,13 +41,8 @@ static void print_multicast(const oh_device_info *info) {
 
 /* Returns an exit code: a variable that is not understood is a mistake of the user. */
 static int print_device(onehop_device which) {
-    oh_device *device;
     oh_device_info info;
-    onehop_result result = oh_device_open(which, which.ordinal, &device);
-    if (result == ONEHOP_OK) {
-        result = device->ops->info(device, &info);
-        device->ops->close(device);
-    }
+    onehop_result result = info_ask(which, &info);
     if (which.kind == ONEHOP_DEVICE_CUDA)
         printf("  cuda %d: ", which.ordinal);
     else
@@ -143,12 +134,18 @@ static void print_environment(void) {
 
 int cli_info(int argc, char **argv) {
     cuda_census census;
-    static const char usage_text[] = "info\n"
+    int64_t json = 0;
+    static const option_row rows[] = {
+        {0, "json", OPTION_SWITCH, 0, 0, 0, NULL, NULL, "the same as JSON, on standard output"},
+    };
+    static const char usage_text[] = "info [FLAGS]\n"
                                      "\n"
-                                     "Devices, links, memory per rank and environment variables.\n";
-    const int end = options_read(NULL, 0, usage_text, argc, argv, NULL);
+                                     "Devices, links, memory per rank and environment variables.\n"
+                                     "\n";
+    const int end = options_read(rows, OH_LENGTH(rows), usage_text, argc, argv, &json);
     if (end != OPTIONS_GO_ON) return end;
     cuda_take_census(&census);
+    if (json) return info_print_json(&census);
     printf("onehop %s (commit %s)\n", cli_version(), ONEHOP_COMMIT);
     printf("oldest driver for GPUs: %s\n\n", OH_CU_MIN_TEXT);
     int code = print_devices(&census);

@@ -101,6 +101,7 @@ static void write_all(FILE *file, void *user) {
     fprintf(file, "{\n  \"schema\": \"onehop-perf/1\",\n");
     json_machine(file, driver, clocks);
     json_text(file, "args", worker->plan->command_line, ",");
+    fprintf(file, "  \"complete\": %s,\n", worker->complete ? "true" : "false");
     write_config(file, worker);
     write_devices(file, worker);
     fprintf(file, "  ");
@@ -111,6 +112,12 @@ static void write_all(FILE *file, void *user) {
     fprintf(file, "  ]\n}\n");
 }
 
+void perf_write_json_so_far(perf_worker *worker) {
+    if (output_is_file(&worker->plan->file))
+        (void)output_write(&worker->plan->file, write_all, worker);
+}
+
 onehop_result perf_write_json(perf_worker *worker) {
+    worker->complete = true;
     return output_write(&worker->plan->file, write_all, worker);
 }

@@ -90,7 +90,9 @@ static onehop_result measure_sizes(perf_worker *worker) {
     onehop_result result = perf_barrier(worker);
     for (size_t i = 0; i < count && result == ONEHOP_OK; i++) {
         result = one_size(worker, i, bytes[i]);
-        if (result == ONEHOP_OK && prints) perf_print_result(worker, &worker->result[i]);
+        if (result != ONEHOP_OK || !prints) continue;
+        perf_print_result(worker, &worker->result[i]);
+        if (i + 1 < count) perf_write_json_so_far(worker);
     }
     return result;
 }

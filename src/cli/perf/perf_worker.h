@@ -60,6 +60,7 @@ typedef struct perf_worker {
     perf_floor floor;
     perf_result result[PERF_MAX_SIZES];
     size_t results;
+    bool complete; /* all sizes have been measured */
 } perf_worker;
 
 /* Whose collective is timed. `count` is of one rank's part where ranks have parts. */

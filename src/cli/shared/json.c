@@ -6,17 +6,44 @@
 #include <sys/utsname.h>
 #include <time.h>
 
-void json_text(FILE *file, const char *key, const char *value, const char *end) {
-    fprintf(file, "  \"%s\": \"", key);
-    for (const unsigned char *at = (const unsigned char *)value; *at; at++) {
-        if (*at == '"' || *at == '\\')
+/* Bytes of the UTF-8 character that begins at `at`, or 0: JSON holds no other text. */
+static int utf8_length(const unsigned char *at) {
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    const int length = *at < 0x80       ? 1
+                       : *at >> 5 == 6  ? 2
+                       : *at >> 4 == 14 ? 3
+                       : *at >> 3 == 30 ? 4
+                                        : 0;
+    uint32_t point = length > 1 ? *at & (0x7Fu >> length) : *at;
+    for (int i = 1; i < length; i++) {
+        if (at[i] >> 6 != 2) return 0;
+        point = point << 6 | (at[i] & 0x3F);
+    }
+    const bool surrogate = point >= 0xD800 && point < 0xE000;
+    return length && point >= least[length] && point <= 0x10FFFF && !surrogate ? length : 0;
+}
+
+void json_string(FILE *file, const char *value) {
+    fputc('"', file);
+    for (const unsigned char *at = (const unsigned char *)value; *at;) {
+        const int length = utf8_length(at);
+        if (length == 0)
+            fprintf(file, "\\ufffd");
+        else if (*at == '"' || *at == '\\')
             fprintf(file, "\\%c", *at);
         else if (*at < 0x20)
             fprintf(file, "\\u%04x", *at);
         else
-            fputc(*at, file);
+            fwrite(at, 1, (size_t)length, file);
+        at += length ? length : 1;
     }
-    fprintf(file, "\"%s\n", end);
+    fputc('"', file);
+}
+
+void json_text(FILE *file, const char *key, const char *value, const char *end) {
+    fprintf(file, "  \"%s\": ", key);
+    json_string(file, value);
+    fprintf(file, "%s\n", end);
 }
 
 void json_number(FILE *file, const char *key, double value, const char *end) {

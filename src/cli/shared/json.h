@@ -6,6 +6,9 @@
 
 #include <stdio.h>
 
+/* "value". Bytes that are no UTF-8 become U+FFFD. */
+void json_string(FILE *file, const char *value);
+
 /* "key": "value" and `end`, on a line of its own. */
 void json_text(FILE *file, const char *key, const char *value, const char *end);
 

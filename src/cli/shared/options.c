@@ -194,7 +194,7 @@ int options_read(const option_row *rows, size_t count, const char *usage, int ar
     const options_result result = parse(rows, count, argc, argv, into);
     if (result == OPTIONS_OK) return OPTIONS_GO_ON;
     if (result == OPTIONS_REFUSED) return CLI_USAGE;
-    printf("usage: onehop %s\n\n", usage);
+    printf("usage: onehop %s", usage); /* which ends with an empty line */
     print_help(rows, count);
     return CLI_OK;
 }

@@ -25,7 +25,12 @@ typedef struct output {
  * NULL. */
 int output_open(output *o, const char *flag, const char *path);
 
-/* Writes, once. Not if `path` is NULL. */
+/* Is it a regular file, which may be written again and again? What is no file takes one writing. */
+static inline bool output_is_file(const output *o) {
+    return o->path && o->into < 0;
+}
+
+/* Writes. Not if `path` is NULL. */
 onehop_result output_write(const output *o, void (*body)(FILE *, void *), void *user);
 
 /* Fills and closes a stream over `file`, which is closed too. */
