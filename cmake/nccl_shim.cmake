@@ -1,7 +1,13 @@
 # The NCCL shim: nccl/libnccl.so.2, in a folder of its own, so that nobody finds it by accident, and beside it
 # libonehop-nccl.so, a link to it. It carries the library within itself and exports NCCL's names only.
 option(ONEHOP_NCCL_SHIM "Build the NCCL shim" ${PROJECT_IS_TOP_LEVEL})
-if(NOT ONEHOP_NCCL_SHIM OR ONEHOP_SANITIZE OR NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|aarch64|arm64)$")
+# musl's loader has no such thing, and NCCL none for musl.
+include(CheckSymbolExists)
+set(CMAKE_REQUIRED_DEFINITIONS -D_GNU_SOURCE)
+check_symbol_exists(RTLD_DEEPBIND dlfcn.h ONEHOP_HAVE_DEEPBIND)
+mark_as_advanced(ONEHOP_HAVE_DEEPBIND)
+unset(CMAKE_REQUIRED_DEFINITIONS)
+if(NOT ONEHOP_NCCL_SHIM OR NOT ONEHOP_HAVE_DEEPBIND OR ONEHOP_SANITIZE OR NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|aarch64|arm64)$")
   return()
 endif()
 

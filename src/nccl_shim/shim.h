@@ -139,7 +139,8 @@ void oh_shim_count_comm(bool taken);
 
 /* Keeps onehop's last sentence for ncclGetLastError and returns NCCL's number for the result. */
 int oh_shim_fail(onehop_result result);
-/* The sentence, if onehop's error was the last one of this thread; else NULL. */
+/* The sentence, if onehop's error was the last one; else NULL. Valid until this thread's next
+ * call. */
 const char *oh_shim_last_error(void);
 /* Returns `result`; an error of the real library takes the place of ours. */
 int oh_shim_answered(int result);
@@ -191,7 +192,7 @@ void oh_shim_set_up(const oh_shim_new *made, int count);
 /* A communicator that stays NCCL's. */
 void oh_shim_set_aside(oh_nccl_comm comm, bool blocking, const char *why);
 
-/* What each rank of a communicator tells all. Equal on all versions up to `version`. */
+/* What each rank of a communicator tells all. All versions begin alike, up to `version`. */
 typedef struct oh_shim_record {
     uint64_t magic;
     uint32_t size, version;
@@ -200,8 +201,10 @@ typedef struct oh_shim_record {
     unsigned char gpu[16];
     uint32_t user, on, groups, several, host, failed;
     uint64_t max_bytes;
-    uint64_t reserved[14];
+    uint64_t reserved[16];
 } oh_shim_record;
+
+_Static_assert(sizeof(oh_shim_record) == 256, "all versions exchange as many bytes");
 
 /* An all-gather of records by NCCL, one for each of `count` communicators at once. */
 typedef struct oh_shim_exchange {

@@ -177,15 +177,17 @@ enum {
     SITE_OUTSIDE = 6
 };
 
-/* NCCL's rank that destroys its communicator before the others do is no error to these: that a peer
- * has left counts when a call meets it. */
+/* A rank of NCCL that destroys or aborts its communicator before the others do is no error to
+ * these: that a peer has left counts when a call meets it. */
 static onehop_result look(oh_nccl_comm comm) {
     oh_shim_state *state = oh_shim_find(comm);
     onehop_failure failure;
     if (!state) return ONEHOP_OK;
     onehop_context *context = oh_shim_enter(state);
     onehop_result result = context ? onehop_status(context, &failure) : ONEHOP_OK;
-    if (result == ONEHOP_ERR_PEER_LOST && failure.site == SITE_OUTSIDE) result = ONEHOP_OK;
+    if ((result == ONEHOP_ERR_PEER_LOST || result == ONEHOP_ERR_ABORTED) &&
+        failure.site == SITE_OUTSIDE)
+        result = ONEHOP_OK;
     oh_shim_leave(state);
     return result;
 }

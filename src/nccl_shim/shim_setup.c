@@ -146,7 +146,10 @@ static onehop_context *make_context(const oh_shim_exchange *e) {
     onehop_result result = create(e, BLOCKS, &context);
     if (result == ONEHOP_ERR_ARGUMENT && !e->all[0].host) result = create(e, 0, &context);
     if (!result) return context;
-    oh_log(ONEHOP_LOG_WARN, "NCCL shim: rank %d: no context: %s", e->rank, onehop_last_error());
+    static int told; /* one line is enough where no communicator of a process can have one */
+    oh_log(__atomic_fetch_add(&told, 1, __ATOMIC_RELAXED) ? ONEHOP_LOG_INFO : ONEHOP_LOG_WARN,
+           "NCCL shim: rank %d: no context, calls stay with NCCL: %s", e->rank,
+           onehop_last_error());
     return NULL;
 }
 

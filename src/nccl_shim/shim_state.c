@@ -59,6 +59,8 @@ static place *free_place(oh_nccl_comm comm) {
 }
 
 oh_shim_state *oh_shim_add(oh_nccl_comm comm) {
+    oh_shim_state *older = oh_shim_find(comm); /* it went in a way that the shim did not see */
+    if (older) oh_shim_end(older, true);
     oh_shim_remove(comm);
     pthread_mutex_lock(&lock);
     oh_shim_state *state = spare;
@@ -80,6 +82,15 @@ oh_shim_state *oh_shim_add(oh_nccl_comm comm) {
     return free_one ? state : NULL;
 }
 
+/* Under `lock`: places of gone ones before an empty one are empty, too; nobody looks beyond it. */
+static void sweep(unsigned at) {
+    if (table[(at + 1) % PLACES].comm) return;
+    for (; table[at].comm == GONE; at = (at + PLACES - 1) % PLACES) {
+        __atomic_store_n(&table[at].comm, NULL, __ATOMIC_RELEASE);
+        used--;
+    }
+}
+
 void oh_shim_remove(oh_nccl_comm comm) {
     pthread_mutex_lock(&lock);
     place *found = place_of(comm);
@@ -87,6 +98,7 @@ void oh_shim_remove(oh_nccl_comm comm) {
         found->state->next_free = spare;
         spare = found->state;
         __atomic_store_n(&found->comm, GONE, __ATOMIC_RELEASE);
+        sweep((unsigned)(found - table));
     }
     pthread_mutex_unlock(&lock);
 }

@@ -107,13 +107,22 @@ __attribute__((destructor)) static void print_counts(void) {
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
-static __thread char sentence[512];
-static __thread bool is_ours;
+/* As NCCL's: of the process, whichever thread failed. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+OH_RESET_IN_CHILD(lock)
+static char sentence[512];
+static bool is_ours;
+
+static void keep_sentence(void) {
+    pthread_mutex_lock(&lock);
+    snprintf(sentence, sizeof sentence, "onehop: %s", onehop_last_error());
+    pthread_mutex_unlock(&lock);
+    __atomic_store_n(&is_ours, true, __ATOMIC_RELEASE);
+}
 
 int oh_shim_fail(onehop_result result) {
     if (!result) return OH_NCCL_SUCCESS;
-    snprintf(sentence, sizeof sentence, "onehop: %s", onehop_last_error());
-    is_ours = true;
+    keep_sentence();
     if (result > -200) return OH_NCCL_ARGUMENT;
     if (result > -300) return result == ONEHOP_ERR_DRIVER ? OH_NCCL_CUDA : OH_NCCL_SYSTEM;
     if (result > -400) return OH_NCCL_REMOTE;
@@ -121,10 +130,15 @@ int oh_shim_fail(onehop_result result) {
 }
 
 const char *oh_shim_last_error(void) {
-    return is_ours ? sentence : NULL;
+    static __thread char copy[sizeof sentence];
+    if (!__atomic_load_n(&is_ours, __ATOMIC_ACQUIRE)) return NULL;
+    pthread_mutex_lock(&lock);
+    memcpy(copy, sentence, sizeof copy);
+    pthread_mutex_unlock(&lock);
+    return copy;
 }
 
 int oh_shim_answered(int result) {
-    if (result) is_ours = false;
+    if (result) __atomic_store_n(&is_ours, false, __ATOMIC_RELAXED);
     return result;
 }

@@ -195,26 +195,55 @@ class UniqueId:
         return type("ncclUniqueId", (ctypes.Structure,), {"_fields_": [("internal", ctypes.c_byte * 128)]})
 
 
-def pynccl(ranks, path):
-    """As vLLM uses NCCL: CDLL of a path or of the name, functions by ctypes, its own communicator."""
+def connect(ranks, path):
+    """A function that calls NCCL, and a communicator of all ranks."""
     import ctypes
-    torch, dist = ranks.torch, ranks.dist
     nccl = ctypes.CDLL(path)
     nccl.ncclGetErrorString.restype = ctypes.c_char_p
     unique_type = UniqueId.type()
-    unique, comm, version = unique_type(), ctypes.c_void_p(), ctypes.c_int()
+    unique, comm = unique_type(), ctypes.c_void_p()
 
     def call(name, *arguments):
         result = getattr(nccl, name)(*arguments)
         assert result == 0, f"{name}: {nccl.ncclGetErrorString(result).decode()}"
 
-    call("ncclGetVersion", ctypes.byref(version))
     if ranks.rank == 0:
         call("ncclGetUniqueId", ctypes.byref(unique))
     shared = [bytes(unique)]
-    dist.broadcast_object_list(shared, 0)
+    ranks.dist.broadcast_object_list(shared, 0)
     unique = unique_type.from_buffer_copy(shared[0])
     call("ncclCommInitRank", ctypes.byref(comm), ranks.world, unique, ranks.rank)
+    return call, comm
+
+
+def aborted(ranks, path):
+    """Rank 0 makes a call that no other rank makes, and aborts: the call ends, and the abort with it."""
+    import ctypes
+    torch = ranks.torch
+    call, comm = connect(ranks, path)
+    data, stream = ranks.values(1000, torch.float32), torch.cuda.Stream()
+    at, handle = ctypes.c_void_p(data.data_ptr()), ctypes.c_void_p(stream.cuda_stream)
+    torch.cuda.synchronize()
+    call("ncclAllReduce", at, at, ctypes.c_size_t(1000), 7, 0, comm, handle)  # by all
+    stream.synchronize()
+    if ranks.rank == 0:
+        call("ncclAllReduce", at, at, ctypes.c_size_t(1000), 7, 0, comm, handle)
+        time.sleep(0.3)
+    begun = time.monotonic()
+    call("ncclCommAbort", comm)
+    stream.synchronize()
+    took = time.monotonic() - begun
+    assert took < 10, f"the abort took {took:.1f} s"
+    ranks.dist.barrier()
+
+
+def pynccl(ranks, path):
+    """As vLLM uses NCCL: CDLL of a path or of the name, functions by ctypes, its own communicator."""
+    import ctypes
+    torch, dist = ranks.torch, ranks.dist
+    call, comm = connect(ranks, path)
+    version = ctypes.c_int()
+    call("ncclGetVersion", ctypes.byref(version))
     stream = torch.cuda.Stream()
     size, world = ctypes.c_size_t, ranks.world
 
@@ -281,6 +310,8 @@ def run_rank(rank, world, path, answer):
     say("ddp")
     version = pynccl(ranks, path)
     say("pynccl")
+    aborted(ranks, path)
+    say("aborted")
     times = ranks.timed_graphs()
     say("timed graphs")
     torch.cuda.synchronize()

@@ -2,7 +2,9 @@
  * is memory, streams are ignored. It does what the shim needs of NCCL over a file in /dev/shm,
  * counts its calls, and can be made to behave badly:
  *   STAND_IN_FAIL=name:code   that function answers the code
- *   STAND_IN_REENTER=1        reduce_scatter goes by the exported name of all_reduce
+ *   STAND_IN_REENTER=1        reduce_scatter goes by the exported name of all_reduce, the average
+ *                             by
+ *                             its sum
  * Built with STAND_IN_OLD it lacks functions, as an older NCCL does. It calls its own exported
  * names where NCCL does: ncclBcast, ncclCommInitAll. */
 #include <fcntl.h>
@@ -307,9 +309,14 @@ int ncclReduceScatter(const void *in, void *out, size_t count, int type, int op,
     if (!getenv("STAND_IN_REENTER"))
         return submit((operation){SUM_PARTS, in, out, count, type, op, comm});
     const size_t bytes = count * type_bytes[type];
-    char *all = malloc(bytes * (size_t)comm->ranks);
-    const int result = ncclAllReduce(in, all, count * (size_t)comm->ranks, type, op, comm, stream);
-    memcpy(out, all + bytes * (size_t)comm->rank, bytes);
+    char *all = malloc(bytes * (size_t)comm->ranks), *own = all + bytes * (size_t)comm->rank;
+    const int result =
+        ncclAllReduce(in, all, count * (size_t)comm->ranks, type, op == 4 ? 0 : op, comm, stream);
+    for (size_t i = 0; i < count && op == 4; i++) {
+        char *at = own + i * type_bytes[type];
+        store(at, type, load(at, type) / comm->ranks);
+    }
+    memcpy(out, own, bytes);
     free(all);
     return result;
 }

@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 
@@ -258,6 +259,7 @@ def no_elements(r):
         r.reduce_scatter(comm, count=0)
         r.all_gather(comm, count=0)
         r.call("ncclAllReduce", None, None, ctypes.c_size_t(0), FLOAT, SUM, comm, None)
+    equal(r.count("ncclAllReduce"), 0, "all-reduces that NCCL saw")
     r.taken(comm, True)
     r.destroy(comm)
 
@@ -348,6 +350,52 @@ def several_communicators(r):
     comms.append(r.init())
     for comm in comms:
         r.taken(comm, True)
+        r.destroy(comm)
+
+
+@case(ranks=(2, 3))
+def threads(r):
+    """Threads with a communicator each: calls and groups of one are nothing to the others."""
+    comms = [r.init() for _ in range(3)]
+    failed = []
+
+    def work(index):
+        try:
+            for i in range(60):
+                if i % 3:
+                    r.all_reduce(comms[index], count=20 + index)
+                    continue
+                r.call("ncclGroupStart")
+                verify = [r.all_reduce(comms[index], count=40 + k, later=True) for k in range(1 + (i % 2 and index == 0))]
+                r.call("ncclGroupEnd")
+                for one in verify:
+                    one()
+        except AssertionError as error:
+            failed.append(error)
+
+    running = [threading.Thread(target=work, args=(index,)) for index in range(3)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    check(not failed, failed)
+    equal(r.count("ncclAllReduce"), 20, "all-reduces that NCCL saw, of two in a group")
+    for comm in comms:
+        r.destroy(comm)
+
+
+@case(ONEHOP_NCCL="0")
+def many_one_after_another(r):
+    """Communicators come and go in another order than they were made."""
+    kept, rng = [r.init() for _ in range(2)], random.Random(3)
+    for _ in range(150):
+        comm = ctypes.c_void_p()
+        r.call("ncclCommSplit", kept[0], 0, 0, ctypes.byref(comm), None)
+        kept.append(comm)
+        if len(kept) > 40:
+            r.destroy(kept.pop(2 + rng.randrange(30)))
+    for comm in kept:
+        r.taken(comm, False, count=3)
         r.destroy(comm)
 
 
@@ -477,13 +525,48 @@ def errors(r):
     data = Buffer(pack([1.0], FLOAT))
     result = r.nccl.ncclAllReduce(ctypes.c_void_p(data.at), ctypes.c_void_p(data.at), ctypes.c_size_t(1), FLOAT, SUM, comm, None)
     equal(result, REMOTE, "all-reduce without a peer")
-    check(b"rank 1" in r.nccl.ncclGetLastError(comm), r.nccl.ncclGetLastError(comm))
+    said = []
+    thread = threading.Thread(target=lambda: said.append(r.nccl.ncclGetLastError(comm)))
+    thread.start()
+    thread.join()
+    said.append(r.nccl.ncclGetLastError(comm))
+    check(all(b"rank 1" in one for one in said), said)
     r.call("ncclCommGetAsyncError", comm, ctypes.byref(error))
     equal(error.value, REMOTE, "ncclCommGetAsyncError")
     r.call("ncclCommAbort", comm)
     result = r.nccl.ncclAllReduce(None, ctypes.c_void_p(data.at), ctypes.c_size_t(1), FLOAT, SUM, None, None)
     equal(result, ARGUMENT, "all-reduce without a communicator")
     equal(r.nccl.ncclGetLastError(None), b"the stand-in's last error", "last error")
+
+
+@case()
+def abort_beside_a_call(r):
+    """A call that waits for a peer ends when another thread aborts the communicator; the peer's own call fails too."""
+    comm = r.init()
+    r.taken(comm, True)
+    data = Buffer(pack([1.0], FLOAT))
+    results = []
+
+    def wait():
+        results.append(r.nccl.ncclAllReduce(ctypes.c_void_p(data.at), ctypes.c_void_p(data.at), ctypes.c_size_t(1), FLOAT, SUM, comm, None))
+
+    if r.rank == 0:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.3)
+        begun = time.monotonic()
+        r.call("ncclCommAbort", comm)
+        thread.join()
+        check(time.monotonic() - begun < 2, "the abort took too long")
+        r.meet("aborted")
+    else:
+        r.meet("aborted")
+        error = ctypes.c_int(9)
+        r.call("ncclCommGetAsyncError", comm, ctypes.byref(error))
+        equal(error.value, 0, "error before a call meets it")
+        wait()
+        r.call("ncclCommAbort", comm)
+    equal(results, [REMOTE], "the call's result")
 
 
 @case(STAND_IN_FAIL="ncclCommInitRank:3")
@@ -534,8 +617,8 @@ def reenter(r):
     before = r.count("ncclAllReduce")
     target = Buffer(b"\0" * 4)
     source = Buffer(pack([3.0, 4.0], FLOAT))
-    # The largest of two: NCCL's, which calls its all-reduce by the exported name.
-    r.call("ncclReduceScatter", ctypes.c_void_p(source.at), ctypes.c_void_p(target.at), ctypes.c_size_t(1), FLOAT, MAX, comm, None)
+    # The average is NCCL's, which calls all-reduce for a sum by the exported name: not the program's call.
+    r.call("ncclReduceScatter", ctypes.c_void_p(source.at), ctypes.c_void_p(target.at), ctypes.c_size_t(1), FLOAT, AVG, comm, None)
     equal(unpack(target.data(), FLOAT), [3.0 + r.rank], "reduce_scatter by all_reduce")
     equal(r.count("ncclAllReduce"), before + 1, "all-reduces of NCCL")
     equal(r.stand_in().stand_in_depth(), 0, "open groups of NCCL")
