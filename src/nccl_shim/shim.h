@@ -172,8 +172,9 @@ oh_shim_state *oh_shim_add(oh_nccl_comm comm);
 /* The entry goes; its context must be gone. */
 void oh_shim_remove(oh_nccl_comm comm);
 
-/* The context for a call; NULL if there is none. Each pairs with a leave. */
-onehop_context *oh_shim_enter(oh_shim_state *state);
+/* The context for a call on `comm`; NULL if there is none, or if the entry is another
+ * communicator's by now. Each pairs with a leave. */
+onehop_context *oh_shim_enter(oh_shim_state *state, oh_nccl_comm comm);
 void oh_shim_leave(oh_shim_state *state);
 /* Ends the context; with `abort` calls in flight are given up. */
 void oh_shim_end(oh_shim_state *state, bool abort);

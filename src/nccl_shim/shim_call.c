@@ -72,7 +72,7 @@ static oh_shim_reason judge(oh_shim_state *state, const onehop_context *context,
 oh_shim_reason oh_shim_judge(const oh_shim_call *call) {
     oh_shim_state *state = oh_shim_find(call->comm);
     if (!state) return OH_SHIM_COMM;
-    const oh_shim_reason reason = judge(state, oh_shim_enter(state), call);
+    const oh_shim_reason reason = judge(state, oh_shim_enter(state, call->comm), call);
     oh_shim_leave(state);
     return reason;
 }
@@ -94,8 +94,8 @@ static onehop_result run(onehop_context *context, const oh_shim_call *call) {
 int oh_shim_run(const oh_shim_call *call) {
     oh_shim_state *state = oh_shim_find(call->comm);
     if (!state) return OH_NCCL_ARGUMENT;
-    onehop_context *context = oh_shim_enter(state);
-    if (!state->captured) state->captured = oh_shim_capturing(call->stream);
+    onehop_context *context = oh_shim_enter(state, call->comm);
+    if (context && !state->captured) state->captured = oh_shim_capturing(call->stream);
     oh_shim_depth++;
     /* Without a context it was ended since the call was judged: by an abort in another thread. */
     const onehop_result result =

@@ -9,9 +9,8 @@
  * ranks, and what lies in groups is NCCL's. */
 #include "nccl_shim/shim.h"
 
+#include <stdlib.h>
 #include <string.h>
-
-#define MAX_MADE 64
 
 typedef struct made_later {
     oh_nccl_comm *comm;
@@ -23,8 +22,8 @@ typedef struct group {
     bool open; /* the real library's */
     bool kept; /* one call is kept back */
     oh_shim_call call;
-    int made_count;
-    made_later made[MAX_MADE];
+    int made_count, made_room;
+    made_later *made; /* of this thread, kept for its next group */
 } group;
 
 static __thread group current;
@@ -62,18 +61,25 @@ int oh_shim_group_add(const oh_shim_call *call, oh_shim_reason reason) {
 
 bool oh_shim_group_made(oh_nccl_comm *comm, bool blocking) {
     group *g = &current;
-    if (g->made_count == MAX_MADE) return false;
+    if (g->made_count == g->made_room) {
+        const int room = g->made_room ? 2 * g->made_room : 16;
+        made_later *more = realloc(g->made, (size_t)room * sizeof *more);
+        if (!more) return false;
+        g->made = more;
+        g->made_room = room;
+    }
     g->made[g->made_count++] = (made_later){comm, blocking};
     return true;
 }
 
 static void set_up_made(group *g, int result) {
-    oh_shim_new made[MAX_MADE];
+    oh_shim_new *made = g->made_count ? calloc((size_t)g->made_count, sizeof *made) : NULL;
     int count = 0;
-    for (int i = 0; i < g->made_count && !result; i++)
+    for (int i = 0; made && i < g->made_count && !result; i++)
         if (*g->made[i].comm) made[count++] = (oh_shim_new){*g->made[i].comm, g->made[i].blocking};
     g->made_count = 0;
     if (count) oh_shim_set_up(made, count);
+    free(made);
 }
 
 OH_EXPORT int ncclGroupStart(void);
@@ -105,3 +111,26 @@ int ncclGroupEnd(void) {
     return oh_shim_run(&g->call);
 }
 OH_PNCCL(ncclGroupEnd);
+
+/* Ends the group as ncclGroupEnd does, and launches nothing: what is kept back is not onehop's. */
+typedef int (*simulate_fn)(void *);
+OH_EXPORT int ncclGroupSimulateEnd(void *info);
+int ncclGroupSimulateEnd(void *info) {
+    group *g = &current;
+    int result = OH_NCCL_SUCCESS;
+    const bool inside = oh_shim_inside(__builtin_return_address(0));
+    if (!inside && g->depth > 1) {
+        g->depth--;
+        return result;
+    }
+    if (!inside) {
+        result = oh_shim_group_open();
+        g->depth = 0;
+        g->open = g->kept = false;
+        g->made_count = 0;
+    }
+    int ended;
+    OH_REAL_CALL(ended, simulate_fn, ncclGroupSimulateEnd, info);
+    return result ? result : ended;
+}
+OH_PNCCL(ncclGroupSimulateEnd);

@@ -107,6 +107,9 @@ OH_PNCCL(ncclCommSplit);
 
 int ncclCommShrink(oh_nccl_comm comm, const int *exclude, int count, oh_nccl_comm *child,
                    const oh_nccl_config *config, int flags) {
+    /* NCCL_SHRINK_ABORT: what is in flight on the parent is given up. */
+    oh_shim_state *parent = flags & 1 ? oh_shim_find(comm) : NULL;
+    if (parent && !oh_shim_inside(__builtin_return_address(0))) oh_shim_end(parent, true);
     BEGIN(child, is_blocking(config, true) && parent_blocking(comm), shrink_fn, ncclCommShrink,
           comm, exclude, count, child, config, flags);
 }
@@ -183,7 +186,7 @@ static onehop_result look(oh_nccl_comm comm) {
     oh_shim_state *state = oh_shim_find(comm);
     onehop_failure failure;
     if (!state) return ONEHOP_OK;
-    onehop_context *context = oh_shim_enter(state);
+    onehop_context *context = oh_shim_enter(state, comm);
     onehop_result result = context ? onehop_status(context, &failure) : ONEHOP_OK;
     if ((result == ONEHOP_ERR_PEER_LOST || result == ONEHOP_ERR_ABORTED) &&
         failure.site == SITE_OUTSIDE)

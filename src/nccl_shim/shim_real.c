@@ -109,8 +109,20 @@ static void add_loader(paths *to) {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+/* Is malloc the C library's? A program may have loaded one of its own first; then the real library
+ * must take that too, for it frees what the C library has allocated. */
+static bool has_plain_malloc(void) {
+    Dl_info of_malloc, of_libc;
+    return dladdr(dlsym(RTLD_DEFAULT, "malloc"), &of_malloc) &&
+           dladdr(dlsym(RTLD_DEFAULT, "gnu_get_libc_version"), &of_libc) &&
+           of_malloc.dli_fbase == of_libc.dli_fbase;
+}
+
+/* With its own names first, so that what it calls of itself does not come here; where that cannot
+ * be, the guard by the caller's address tells (oh_shim_inside). */
 static void *open_one(const char *path, char *why, size_t size) {
-    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
+    const int own_first = has_plain_malloc() ? RTLD_DEEPBIND : 0;
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL | own_first);
     if (!handle) {
         snprintf(why, size, "%s", dlerror());
         return NULL;

@@ -67,11 +67,14 @@ oh_shim_state *oh_shim_add(oh_nccl_comm comm) {
     if (state)
         spare = state->next_free;
     else
-        state = malloc(sizeof *state);
+        state = calloc(1, sizeof *state);
     place *free_one = state ? free_place(comm) : NULL;
     if (free_one) {
-        memset(state, 0, sizeof *state);
-        state->comm = comm;
+        /* `users` stays: a call on the entry's last communicator may still have to leave. */
+        state->rank = state->ranks = 0;
+        state->blocking = state->captured = false;
+        memset(state->choices, 0, sizeof state->choices);
+        __atomic_store_n(&state->comm, comm, __ATOMIC_SEQ_CST);
         __atomic_store_n(&free_one->state, state, __ATOMIC_RELAXED);
         __atomic_store_n(&free_one->comm, comm, __ATOMIC_RELEASE);
     } else if (state) {
@@ -92,9 +95,11 @@ static void sweep(unsigned at) {
 }
 
 void oh_shim_remove(oh_nccl_comm comm) {
+    if (!comm) return;
     pthread_mutex_lock(&lock);
     place *found = place_of(comm);
     if (found) {
+        __atomic_store_n(&found->state->comm, NULL, __ATOMIC_SEQ_CST);
         found->state->next_free = spare;
         spare = found->state;
         __atomic_store_n(&found->comm, GONE, __ATOMIC_RELEASE);
@@ -105,10 +110,11 @@ void oh_shim_remove(oh_nccl_comm comm) {
 
 /* ---- use ------------------------------------------------------------------------------------- */
 
-onehop_context *oh_shim_enter(oh_shim_state *state) {
+onehop_context *oh_shim_enter(oh_shim_state *state, oh_nccl_comm comm) {
     /* Sequentially consistent, as the exchange in oh_shim_end: either that sees this user, or this
-     * sees that the context is gone. */
+     * sees that the context is gone. The same holds of an entry that is removed and used again. */
     __atomic_fetch_add(&state->users, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&state->comm, __ATOMIC_SEQ_CST) != comm) return NULL;
     return __atomic_load_n(&state->context, __ATOMIC_SEQ_CST);
 }
 
