@@ -438,6 +438,83 @@ def several_made_in_one_group(r):
         r.destroy(comm)
 
 
+@case()
+def more_than_a_table_in_one_group(r):
+    """One rank makes 65 communicators of its own before the one that both share."""
+    comms = [ctypes.c_void_p() for _ in range(66)]
+    shared = r.unique_id()
+    r.call("ncclGroupStart")
+    for comm in comms[:65] if r.rank == 0 else ():
+        own = UniqueId()
+        r.call("ncclGetUniqueId", ctypes.byref(own))
+        r.call("ncclCommInitRank", ctypes.byref(comm), 1, own, 0)
+    r.call("ncclCommInitRank", ctypes.byref(comms[65]), r.ranks, shared, r.rank)
+    r.call("ncclGroupEnd")
+    r.all_reduce(comms[65])
+
+
+@case(ranks=(1,))
+def nothing_destroyed(r):
+    r.call("ncclCommDestroy", None)
+    r.call("ncclCommAbort", None)
+
+
+@case()
+def group_simulated(r):
+    """One rank asks for NCCL's estimate, which ends its group and launches nothing; then all goes on as before."""
+    comm = r.init()
+    r.taken(comm, True)
+    if r.rank == 0:
+        r.call("ncclGroupStart")
+        r.call("ncclGroupStart")
+        r.all_reduce(comm, later=True)
+        r.call("ncclGroupEnd")
+        r.call("ncclGroupSimulateEnd", None)
+    r.meet("simulated")
+    r.taken(comm, True)
+    r.destroy(comm)
+
+
+@case()
+def window_in_a_group(r):
+    """What NCCL puts off to the end of a group is in that group."""
+    comm = r.init()
+    window = ctypes.c_void_p()
+    r.call("ncclGroupStart")
+    r.call("ncclCommWindowRegister", comm, None, ctypes.c_size_t(0), ctypes.byref(window), 0)
+    r.call("ncclGroupEnd")
+    equal(window.value, comm.value, "the window's group")
+    r.taken(comm, True)
+    r.destroy(comm)
+
+
+@case(ranks=(3,), ONEHOP_TIMEOUT_MS="20000")
+def shrink_that_aborts(r):
+    """Two ranks wait in a call for the third, and shrink without it, aborting: the call ends at once."""
+    comm = r.init()
+    r.all_reduce(comm)
+    if r.rank == 2:
+        r.meet("shrunk")
+        return
+    data = Buffer(pack([1.0], FLOAT))
+    results = []
+
+    def wait():
+        results.append(r.nccl.ncclAllReduce(ctypes.c_void_p(data.at), ctypes.c_void_p(data.at), ctypes.c_size_t(1), FLOAT, SUM,
+                                            comm, None))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.3)
+    begun = time.monotonic()
+    child = ctypes.c_void_p()
+    r.call("ncclCommShrink", comm, (ctypes.c_int * 1)(2), 1, ctypes.byref(child), None, 1)
+    thread.join()
+    check(time.monotonic() - begun < 5, "the call on the parent went on")
+    check(results != [0], "the call on the parent succeeded")
+    r.meet("shrunk")
+
+
 @case(NCCL_COMM_BLOCKING="0")
 def non_blocking_by_variable(r):
     comm = r.init()
