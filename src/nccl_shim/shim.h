@@ -7,7 +7,7 @@
  *   shim_stub.c          where stubs jump to
  *   shim_real.c          where the real library is; the table of its functions
  *   shim_state.c         what is known of each communicator
- *   shim_setup.c         the agreement of a communicator's ranks, shim_exchange.c its all-gather
+ *   shim_setup.c         the agreement of a communicator's ranks, shim_roll.c how they meet
  *   shim_collectives.c   the three collectives; shim_call.c whose a call is; shim_groups.c groups
  *   shim_life.c          how communicators begin and end, and errors
  *   shim_stats.c         counts, settings, last error
@@ -158,7 +158,9 @@ typedef struct oh_shim_state {
     oh_nccl_comm comm;
     onehop_context *context; /* NULL: not taken */
     int rank, ranks;
-    int users; /* threads that use the context */
+    int users;    /* threads that use the context */
+    oh_id128 key; /* what its children are known by; zeros: none */
+    uint64_t children;
     bool blocking;
     bool captured; /* a call was captured into a graph, whose replays nobody counts */
     oh_shim_choice choices[OH_SHIM_CHOICES];
@@ -181,18 +183,6 @@ void oh_shim_end(oh_shim_state *state, bool abort);
 
 /* ---- set-up ---------------------------------------------------------------------------------- */
 
-/* A communicator that has just been made. */
-typedef struct oh_shim_new {
-    oh_nccl_comm comm;
-    bool blocking;
-} oh_shim_new;
-
-/* Collective over the ranks of each of the communicators, which all were made by this thread in one
- * group, or alone: decides who is taken, and makes the contexts. */
-void oh_shim_set_up(const oh_shim_new *made, int count);
-/* A communicator that stays NCCL's. */
-void oh_shim_set_aside(oh_nccl_comm comm, bool blocking, const char *why);
-
 /* What each rank of a communicator tells all. All versions begin alike, up to `version`. */
 typedef struct oh_shim_record {
     uint64_t magic;
@@ -202,22 +192,45 @@ typedef struct oh_shim_record {
     unsigned char gpu[16];
     uint32_t user, on, groups, several, host, failed;
     uint64_t max_bytes;
-    uint64_t reserved[16];
+    uint32_t rank, unused;
+    uint64_t reserved[15];
 } oh_shim_record;
 
 _Static_assert(sizeof(oh_shim_record) == 256, "all versions exchange as many bytes");
 
-/* An all-gather of records by NCCL, one for each of `count` communicators at once. */
-typedef struct oh_shim_exchange {
-    oh_nccl_comm comm;
-    int rank, ranks, device;
-    oh_shim_record own, all[ONEHOP_MAX_RANKS];
-    void *context, *memory; /* CUDA */
-    onehop_stream stream;
-} oh_shim_exchange;
+/* This rank's place in the file by which shims find each other (shim_roll.c). */
+typedef struct oh_shim_roll {
+    int fd;       /* -1: it takes no part */
+    oh_id128 key; /* zeros: made in a way that ranks have nothing in common for */
+    size_t place;
+} oh_shim_roll;
 
-/* 0, or what NCCL or the driver said. */
-int oh_shim_exchange_run(oh_shim_exchange *exchanges, int count);
+/* Before the real init; a rank whose communicator is not blocking takes no part. */
+oh_shim_roll oh_shim_roll_init(const oh_nccl_unique_id *id, int rank, bool blocking);
+oh_shim_roll oh_shim_roll_child(oh_nccl_comm parent, int color, bool blocking);
+/* After it: whether all ranks take part, equal on all. */
+bool oh_shim_roll_complete(const oh_shim_roll *roll, int ranks);
+/* Then each tells its record, of all its communicators first, and hears all. False: a rank has
+ * died. */
+void oh_shim_roll_tell(const oh_shim_roll *roll, const oh_shim_record *own);
+bool oh_shim_roll_hear(const oh_shim_roll *roll, int ranks, oh_shim_record *all);
+void oh_shim_roll_leave(oh_shim_roll *roll);
+/* Leaves, and tells the others that this rank cannot. */
+void oh_shim_roll_refuse(oh_shim_roll *roll);
+
+/* A communicator that has just been made. */
+typedef struct oh_shim_new {
+    oh_nccl_comm comm;
+    bool blocking;
+    oh_shim_roll roll;
+} oh_shim_new;
+
+/* Collective over the ranks of each of the communicators, which all were made by this thread in one
+ * group, or alone: decides who is taken, and makes the contexts. */
+void oh_shim_set_up(oh_shim_new *made, int count);
+/* A communicator that stays NCCL's. */
+oh_shim_state *oh_shim_set_aside(oh_nccl_comm comm, bool blocking, const char *why);
+
 /* An id of the GPU that no two GPUs share; zeros on the host device. */
 void oh_shim_gpu_id(int device, unsigned char id_out[16]);
 /* Whether work given to the stream is captured into a graph. */
@@ -247,6 +260,6 @@ int oh_shim_group_add(const oh_shim_call *call, oh_shim_reason reason);
 /* In a group: what is kept back goes to the real library, whose group is opened. Else nothing. */
 int oh_shim_group_open(void);
 /* In a group: the set-up of a communicator that is made when the group ends. False: no room. */
-bool oh_shim_group_made(oh_nccl_comm *comm, bool blocking);
+bool oh_shim_group_made(oh_nccl_comm *comm, bool blocking, const oh_shim_roll *roll);
 
 #endif

@@ -15,6 +15,7 @@
 typedef struct made_later {
     oh_nccl_comm *comm;
     bool blocking;
+    oh_shim_roll roll;
 } made_later;
 
 typedef struct group {
@@ -59,7 +60,7 @@ int oh_shim_group_add(const oh_shim_call *call, oh_shim_reason reason) {
     return oh_shim_forward(call);
 }
 
-bool oh_shim_group_made(oh_nccl_comm *comm, bool blocking) {
+bool oh_shim_group_made(oh_nccl_comm *comm, bool blocking, const oh_shim_roll *roll) {
     group *g = &current;
     if (g->made_count == g->made_room) {
         const int room = g->made_room ? 2 * g->made_room : 16;
@@ -68,15 +69,20 @@ bool oh_shim_group_made(oh_nccl_comm *comm, bool blocking) {
         g->made = more;
         g->made_room = room;
     }
-    g->made[g->made_count++] = (made_later){comm, blocking};
+    g->made[g->made_count++] = (made_later){comm, blocking, *roll};
     return true;
 }
 
 static void set_up_made(group *g, int result) {
     oh_shim_new *made = g->made_count ? calloc((size_t)g->made_count, sizeof *made) : NULL;
     int count = 0;
-    for (int i = 0; made && i < g->made_count && !result; i++)
-        if (*g->made[i].comm) made[count++] = (oh_shim_new){*g->made[i].comm, g->made[i].blocking};
+    for (int i = 0; i < g->made_count; i++) {
+        made_later *m = &g->made[i];
+        if (made && !result && *m->comm)
+            made[count++] = (oh_shim_new){*m->comm, m->blocking, m->roll};
+        else
+            oh_shim_roll_refuse(&m->roll);
+    }
     g->made_count = 0;
     if (count) oh_shim_set_up(made, count);
     free(made);
@@ -127,7 +133,7 @@ int ncclGroupSimulateEnd(void *info) {
         result = oh_shim_group_open();
         g->depth = 0;
         g->open = g->kept = false;
-        g->made_count = 0;
+        set_up_made(g, OH_NCCL_USAGE);
     }
     int ended;
     OH_REAL_CALL(ended, simulate_fn, ncclGroupSimulateEnd, info);

@@ -31,29 +31,38 @@ static bool parent_blocking(oh_nccl_comm parent) {
     return state && state->blocking;
 }
 
+/* No colour of a split. */
+#define SHRINK_COLOR (-2)
+
 /* After the real function; in a group it has only been noted, and the end of the group makes it. */
-static int made(int result, oh_nccl_comm *comm, bool blocking) {
-    if (result) return oh_shim_answered(result);
+static int made(int result, oh_nccl_comm *comm, bool blocking, oh_shim_roll *roll) {
+    if (result || !comm) {
+        oh_shim_roll_refuse(roll);
+        return result ? oh_shim_answered(result) : result;
+    }
     if (oh_shim_grouped()) {
-        if (!oh_shim_group_made(comm, blocking))
-            oh_log(ONEHOP_LOG_WARN, "NCCL shim: too many communicators in one group");
+        if (!oh_shim_group_made(comm, blocking, roll)) oh_shim_roll_refuse(roll);
         return result;
     }
-    if (!comm || !*comm) return result; /* a split that leaves this rank out */
-    const oh_shim_new one = {*comm, blocking};
-    oh_shim_set_up(&one, 1);
+    oh_shim_new one = {*comm, blocking, *roll};
+    if (*comm)
+        oh_shim_set_up(&one, 1);
+    else
+        oh_shim_roll_leave(roll); /* a split that leaves this rank out */
     return result;
 }
 
-/* `call`: the real one, with `result` for its answer. */
-#define BEGIN(comm, blocking, type, name, ...)                                                     \
+/* `call`: the real one, with `result` for its answer; `roll_of(blocking)` comes before it. */
+#define BEGIN(comm, blocking, roll_of, type, name, ...)                                            \
     do {                                                                                           \
         int result_;                                                                               \
+        oh_shim_roll roll_ = {.fd = -1};                                                           \
         const bool inside_ = oh_shim_inside(__builtin_return_address(0));                          \
         const bool blocking_ = !inside_ && (blocking);                                             \
         if (!inside_ && (result_ = oh_shim_group_open())) return result_;                          \
+        if (!inside_) roll_ = roll_of;                                                             \
         OH_REAL_CALL(result_, type, name, __VA_ARGS__);                                            \
-        return inside_ ? result_ : made(result_, comm, blocking_);                                 \
+        return inside_ ? result_ : made(result_, comm, blocking_, &roll_);                         \
     } while (0)
 
 OH_EXPORT int ncclCommInitRank(oh_nccl_comm *comm, int ranks, oh_nccl_unique_id id, int rank);
@@ -68,21 +77,22 @@ OH_EXPORT int ncclCommShrink(oh_nccl_comm comm, const int *exclude, int count, o
                              const oh_nccl_config *config, int flags);
 
 int ncclCommInitRank(oh_nccl_comm *comm, int ranks, oh_nccl_unique_id id, int rank) {
-    BEGIN(comm, is_blocking(NULL, true), init_fn, ncclCommInitRank, comm, ranks, id, rank);
+    BEGIN(comm, is_blocking(NULL, true), oh_shim_roll_init(&id, rank, blocking_), init_fn,
+          ncclCommInitRank, comm, ranks, id, rank);
 }
 OH_PNCCL(ncclCommInitRank);
 
 int ncclCommInitRankConfig(oh_nccl_comm *comm, int ranks, oh_nccl_unique_id id, int rank,
                            const oh_nccl_config *config) {
-    BEGIN(comm, is_blocking(config, true), init_config_fn, ncclCommInitRankConfig, comm, ranks, id,
-          rank, config);
+    BEGIN(comm, is_blocking(config, true), oh_shim_roll_init(&id, rank, blocking_), init_config_fn,
+          ncclCommInitRankConfig, comm, ranks, id, rank, config);
 }
 OH_PNCCL(ncclCommInitRankConfig);
 
 int ncclCommInitRankScalable(oh_nccl_comm *comm, int ranks, int rank, int id_count,
                              const oh_nccl_unique_id *ids, const oh_nccl_config *config) {
-    BEGIN(comm, is_blocking(config, true), init_scalable_fn, ncclCommInitRankScalable, comm, ranks,
-          rank, id_count, ids, config);
+    BEGIN(comm, is_blocking(config, true), oh_shim_roll_init(ids, rank, blocking_ && id_count > 0),
+          init_scalable_fn, ncclCommInitRankScalable, comm, ranks, rank, id_count, ids, config);
 }
 OH_PNCCL(ncclCommInitRankScalable);
 
@@ -100,8 +110,9 @@ OH_PNCCL(ncclCommInitAll);
 
 int ncclCommSplit(oh_nccl_comm comm, int color, int key, oh_nccl_comm *child,
                   const oh_nccl_config *config) {
-    BEGIN(child, is_blocking(config, true) && parent_blocking(comm), split_fn, ncclCommSplit, comm,
-          color, key, child, config);
+    BEGIN(child, is_blocking(config, true) && parent_blocking(comm),
+          oh_shim_roll_child(comm, color, blocking_), split_fn, ncclCommSplit, comm, color, key,
+          child, config);
 }
 OH_PNCCL(ncclCommSplit);
 
@@ -110,8 +121,9 @@ int ncclCommShrink(oh_nccl_comm comm, const int *exclude, int count, oh_nccl_com
     /* NCCL_SHRINK_ABORT: what is in flight on the parent is given up. */
     oh_shim_state *parent = flags & 1 ? oh_shim_find(comm) : NULL;
     if (parent && !oh_shim_inside(__builtin_return_address(0))) oh_shim_end(parent, true);
-    BEGIN(child, is_blocking(config, true) && parent_blocking(comm), shrink_fn, ncclCommShrink,
-          comm, exclude, count, child, config, flags);
+    BEGIN(child, is_blocking(config, true) && parent_blocking(comm),
+          oh_shim_roll_child(comm, SHRINK_COLOR, blocking_), shrink_fn, ncclCommShrink, comm,
+          exclude, count, child, config, flags);
 }
 OH_PNCCL(ncclCommShrink);
 

@@ -1,8 +1,7 @@
 /* The agreement of a communicator's ranks. Each tells all where it is and how it is set; all read
- * the same records, and so come to the same verdict. If onehop may serve, they make a context, and
- * tell each other whether they could: one that failed leaves all with NCCL. Every rank of a
- * blocking communicator takes part, also one that is switched off, for the others cannot know
- * before. */
+ * the same records, and so come to the same verdict. If onehop may serve, they make a context,
+ * which succeeds on all of them or on none. Every rank of a blocking communicator takes part, also
+ * one that is switched off, for the others cannot know before. */
 #include "nccl_shim/shim.h"
 
 #include "base/descriptor.h"
@@ -43,6 +42,14 @@ static void read_boot(oh_id128 *boot_out) {
     boot_out->word[0] = oh_hash(OH_HASH_START, text, got > 0 ? (size_t)got : 0);
     boot_out->word[1] = got > 0;
 }
+
+/* What one rank needs for a communicator. */
+typedef struct asked {
+    oh_shim_new *made;
+    oh_shim_state *state;
+    int rank, ranks, device;
+    oh_shim_record own, all[ONEHOP_MAX_RANKS];
+} asked;
 
 static bool fill_record(oh_shim_record *r, int device, bool several) {
     const oh_shim_settings *s = oh_shim_settings_get();
@@ -114,7 +121,7 @@ static int ranks_per_gpu(const oh_shim_record *r, int ranks) {
 
 /* ---- context --------------------------------------------------------------------------------- */
 
-static onehop_result create(const oh_shim_exchange *e, uint32_t blocks, onehop_context **out) {
+static onehop_result create(const asked *e, uint32_t blocks, onehop_context **out) {
     char name[64];
     const oh_shim_record *first = &e->all[0];
     const int sharing = first->host ? 1 : ranks_per_gpu(e->all, e->ranks);
@@ -141,7 +148,7 @@ static onehop_result create(const oh_shim_exchange *e, uint32_t blocks, onehop_c
 
 /* A process with several communicators on a GPU may have no room for grids of the usual size: the
  * library then says which size there is. Both steps fail or succeed on all ranks alike. */
-static onehop_context *make_context(const oh_shim_exchange *e) {
+static onehop_context *make_context(const asked *e) {
     onehop_context *context = NULL;
     onehop_result result = create(e, BLOCKS, &context);
     if (result == ONEHOP_ERR_ARGUMENT && !e->all[0].host) result = create(e, 0, &context);
@@ -151,19 +158,6 @@ static onehop_context *make_context(const oh_shim_exchange *e) {
            "NCCL shim: rank %d: no context, calls stay with NCCL: %s", e->rank,
            onehop_last_error());
     return NULL;
-}
-
-static const char *take(oh_shim_exchange *e, oh_shim_state *state) {
-    onehop_context *context = state ? make_context(e) : NULL;
-    e->own.failed = !context;
-    bool failed = oh_shim_exchange_run(e, 1);
-    for (int i = 0; i < e->ranks; i++) failed |= e->all[i].failed;
-    if (!failed) {
-        __atomic_store_n(&state->context, context, __ATOMIC_SEQ_CST);
-        return NULL;
-    }
-    onehop_destroy(context);
-    return "a rank could not make its context";
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */
@@ -178,65 +172,73 @@ static void tell(oh_nccl_comm comm, int rank, int ranks, const char *why) {
                (void *)comm, rank, ranks, why);
 }
 
-void oh_shim_set_aside(oh_nccl_comm comm, bool blocking, const char *why) {
+oh_shim_state *oh_shim_set_aside(oh_nccl_comm comm, bool blocking, const char *why) {
     oh_shim_state *state = oh_shim_add(comm);
     if (state) state->blocking = blocking;
     tell(comm, -1, -1, why);
+    return state;
 }
 
-static int ask(oh_shim_exchange *e) {
+static int ask(asked *e) {
+    const oh_nccl_comm comm = e->made->comm;
     int result;
-    OH_REAL_CALL(result, oh_nccl_comm_int_fn, ncclCommCount, e->comm, &e->ranks);
-    if (!result) OH_REAL_CALL(result, oh_nccl_comm_int_fn, ncclCommUserRank, e->comm, &e->rank);
-    if (!result) OH_REAL_CALL(result, oh_nccl_comm_int_fn, ncclCommCuDevice, e->comm, &e->device);
+    OH_REAL_CALL(result, oh_nccl_comm_int_fn, ncclCommCount, comm, &e->ranks);
+    if (!result) OH_REAL_CALL(result, oh_nccl_comm_int_fn, ncclCommUserRank, comm, &e->rank);
+    if (!result) OH_REAL_CALL(result, oh_nccl_comm_int_fn, ncclCommCuDevice, comm, &e->device);
     return result;
 }
 
-/* Why a communicator is not even asked about: equal on all its ranks. */
-static const char *out_of_question(const oh_shim_new *made, const oh_shim_exchange *e, int asked) {
-    if (asked) return "NCCL does not tell its ranks";
-    if (!made->blocking) return "it is non-blocking";
+/* Why a communicator is not even asked about: equal on all its ranks, but for the first, of which
+ * the others hear. */
+static const char *out_of_question(asked *e) {
+    if (ask(e)) return "NCCL does not tell its ranks";
+    if (!e->made->blocking) return "it is non-blocking";
     if (e->ranks < 2) return "it has one rank";
-    return e->ranks > ONEHOP_MAX_RANKS ? "it has more ranks than onehop serves" : NULL;
+    if (e->ranks > ONEHOP_MAX_RANKS) return "it has more ranks than onehop serves";
+    return oh_shim_roll_complete(&e->made->roll, e->ranks)
+               ? NULL
+               : "not all ranks are here with the shim, on this host and blocking";
 }
 
-/* Those that are asked about come first in `exchanges`; returns their number. */
-static int choose(const oh_shim_new *made, int count, oh_shim_exchange *exchanges) {
-    int asked = 0;
-    for (int i = 0; i < count; i++) {
-        oh_shim_exchange *e = &exchanges[asked];
-        memset(e, 0, sizeof *e);
-        e->comm = made[i].comm;
-        const char *why = out_of_question(&made[i], e, ask(e));
-        if (why)
-            oh_shim_set_aside(e->comm, made[i].blocking, why);
-        else
-            asked++;
+/* Tells the others, if there is something to decide. */
+static void begin(asked *e, oh_shim_new *made, bool several) {
+    e->made = made;
+    const char *why = out_of_question(e);
+    if (why) {
+        oh_shim_roll_refuse(&made->roll);
+        e->ranks = 0;
+        e->state = oh_shim_set_aside(made->comm, made->blocking, why);
+    } else {
+        e->state = oh_shim_add(made->comm);
+        if (!fill_record(&e->own, e->device, several) || !e->state) e->own.failed = 1;
+        e->own.rank = (uint32_t)e->rank;
+        oh_shim_roll_tell(&made->roll, &e->own);
     }
-    return asked;
+    if (e->state) e->state->key = made->roll.key;
 }
 
-static void settle(oh_shim_exchange *e, int failure) {
-    oh_shim_state *state = oh_shim_add(e->comm);
-    const char *why = failure ? "the exchange of the ranks failed" : refusal(e->all, e->ranks);
-    if (state) {
-        state->rank = e->rank;
-        state->ranks = e->ranks;
-        state->blocking = true;
+/* Hears them, and does what all have decided alike. */
+static void settle(asked *e) {
+    if (!e->ranks) return;
+    const bool heard = oh_shim_roll_hear(&e->made->roll, e->ranks, e->all);
+    oh_shim_roll_leave(&e->made->roll);
+    const char *why = heard ? refusal(e->all, e->ranks) : "a rank has not answered";
+    if (e->state) {
+        e->state->rank = e->rank;
+        e->state->ranks = e->ranks;
+        e->state->blocking = true;
     }
-    if (!why) why = take(e, state);
-    tell(e->comm, e->rank, e->ranks, why);
+    onehop_context *context = why ? NULL : make_context(e);
+    if (context) __atomic_store_n(&e->state->context, context, __ATOMIC_SEQ_CST);
+    if (!why && !context) why = "no context could be made";
+    tell(e->made->comm, e->rank, e->ranks, why);
 }
 
-void oh_shim_set_up(const oh_shim_new *made, int count) {
-    oh_shim_exchange *exchanges = calloc((size_t)count, sizeof *exchanges);
-    const int asked = exchanges ? choose(made, count, exchanges) : 0;
-    for (int i = 0; i < asked; i++)
-        if (!fill_record(&exchanges[i].own, exchanges[i].device, asked > 1))
-            exchanges[i].own.failed = 1;
-    const int failure = asked ? oh_shim_exchange_run(exchanges, asked) : 0;
-    if (failure)
-        oh_log(ONEHOP_LOG_WARN, "NCCL shim: the exchange of the ranks failed with %d", failure);
-    for (int i = 0; i < asked; i++) settle(&exchanges[i], failure);
-    free(exchanges);
+void oh_shim_set_up(oh_shim_new *made, int count) {
+    asked *all = calloc((size_t)count, sizeof *all);
+    for (int i = 0; i < count && !all; i++) oh_shim_roll_refuse(&made[i].roll);
+    /* All are told of before the first is waited for: others may have made them in another order. */
+    for (int i = 0; i < count && all; i++) begin(&all[i], &made[i], count > 1);
+    for (int i = 0; i < count && all; i++) settle(&all[i]);
+    free(all);
 }

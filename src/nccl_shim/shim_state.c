@@ -73,6 +73,8 @@ oh_shim_state *oh_shim_add(oh_nccl_comm comm) {
         /* `users` stays: a call on the entry's last communicator may still have to leave. */
         state->rank = state->ranks = 0;
         state->blocking = state->captured = false;
+        memset(&state->key, 0, sizeof state->key);
+        state->children = 0;
         memset(state->choices, 0, sizeof state->choices);
         __atomic_store_n(&state->comm, comm, __ATOMIC_SEQ_CST);
         __atomic_store_n(&free_one->state, state, __ATOMIC_RELAXED);
