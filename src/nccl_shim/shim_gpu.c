@@ -1,4 +1,5 @@
-/* What the shim asks the GPU driver, of which a few functions are opened at the first communicator. */
+/* What the shim asks the GPU driver, of which a few functions are opened at the first
+ * communicator. */
 #include "nccl_shim/shim.h"
 
 #include <dlfcn.h>

@@ -20,7 +20,8 @@
 #define PATIENCE_NS 600000000000ull
 #define TELL_NS     20000000000ull
 
-/* One rank's place in the file. Each word is written once, by that rank, after what it speaks of. */
+/* One rank's place in the file. Each word is written once, by that rank, after what it speaks
+ * of. */
 typedef struct slot {
     uint64_t marked, told, gone, unused;
     oh_shim_record record;

@@ -237,7 +237,7 @@ static void settle(asked *e) {
 void oh_shim_set_up(oh_shim_new *made, int count) {
     asked *all = calloc((size_t)count, sizeof *all);
     for (int i = 0; i < count && !all; i++) oh_shim_roll_refuse(&made[i].roll);
-    /* All are told of before the first is waited for: others may have made them in another order. */
+    /* All are told of before the first is waited for: others may have them in another order. */
     for (int i = 0; i < count && all; i++) begin(&all[i], &made[i], count > 1);
     for (int i = 0; i < count && all; i++) settle(&all[i]);
     free(all);
