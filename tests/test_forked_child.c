@@ -1,8 +1,9 @@
 /* Property: whatever a forked child does with its copies of its parent's objects ends in STATE or
  * frees the copy alone. The parent's group, its peers and its results never notice. Objects that
  * the child makes itself work. */
-/* tsan-off: it starts no threads after a fork. */
-/* labels: quick tsan-off timeout=60 */
+/* asan-off: a thread that the child does not have may hold the locks of its allocator.
+ * tsan-off: it starts no threads after a fork. */
+/* labels: asan-off quick tsan-off timeout=60 */
 #include "fault_kit.h"
 
 #define COUNT 1000
